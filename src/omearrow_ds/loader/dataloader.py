@@ -352,7 +352,7 @@ def _can_read_ahead(sampler: Any, dataset: Any) -> bool:
         return False
     if type(sampler) not in (BatchSampler, SharedBatches):
         return False
-    of_parts = type(sampler.sampler) is PartsSampler and not sampler.sampler.fetches
+    of_parts = type(sampler.sampler) is PartsSampler and sampler.sampler.fetches is None
     return of_parts or type(sampler.sampler) in IN_ORDER
 
 

@@ -31,7 +31,6 @@ from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.dataset.stored_images import copy_with
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.loader.position import EpochProgress
-from omearrow_ds.options import check_integer
 from omearrow_ds.storage.formats._base import PartFetches
 from omearrow_ds.text import count
 
@@ -72,12 +71,6 @@ class OrderSpec(NamedTuple):
     grows: bool = False  # Whether a stretch begins with one part, and the others of the window join one by one.
 
 
-def _part_fetches(dataset: StoredSamples) -> PartFetches:
-    fetches = dataset._collection.source.part_fetches
-    assert fetches is not None
-    return fetches
-
-
 class PartsSampler(DistributedSampler[Any]):
     """Sampler of one rank's share of a dataset whose collection is stored in parts.
 
@@ -111,14 +104,14 @@ class PartsSampler(DistributedSampler[Any]):
         self.samples = len(fields)
         self._part_of = part_of
         self._fetched = None if layout.window is None or dataset.preloaded else dataset
-        if self._fetched is not None:
-            _part_fetches(self._fetched).expect([], self._at_once)
+        if self.fetches is not None:
+            self.fetches.expect([], self._at_once)
         self.digest = hashlib.blake2b(layout.digest.encode() + fields.tobytes(), digest_size=16).hexdigest()
 
     @property
-    def fetches(self) -> bool:
-        """Whether this sampler notifies the source of each part before it yields the first sample of the part."""
-        return self._fetched is not None
+    def fetches(self) -> PartFetches | None:
+        """Fetches of parts, which expect each part before its first sample; None if parts are not fetched."""
+        return None if self._fetched is None else self._fetched._collection.source.part_fetches
 
     def __len__(self) -> int:
         left, ranks = self.samples - self.consumed, self.ranks.ranks
@@ -141,8 +134,7 @@ class PartsSampler(DistributedSampler[Any]):
         distributed = torch.distributed
         if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
             self._agree()
-        order = self.share()
-        fetches = None if self._fetched is None else _part_fetches(self._fetched)
+        order, fetches = self.share(), self.fetches
         begins: dict[int, int] = {}  # Parts by the index of their first sample.
         if fetches is not None:
             parts, firsts = np.unique(self._part_of[order], return_index=True)
@@ -238,29 +230,25 @@ class PartsSampler(DistributedSampler[Any]):
 
     def describe(self, batch_size: int | None) -> str:
         """Describe the order of samples, compare it with a full shuffle, and state the wait for fetched parts."""
-        text = self._describe_order(batch_size)
+        plan, parts, (rank, ranks, hosts) = self.plan, count(len(self._sizes), "part"), self.ranks
+        source = f"by the seed {plan.seed} and the epoch"
+        if not plan.shuffle:
+            text = f"{parts} in stored order"
+        elif len(self._sizes) <= 2 * plan.window * plan.nodes and not plan.grows:
+            text = f"random over {'all of ' if plan.nodes == 1 else ''}{parts}, {source}"
+        else:
+            groups = np.searchsorted(self._starts, self._numbers(), side="right")
+            mixing = describe_mixing(groups, batch_size, "part")
+            text = f"random over {plan.window} of {parts} at a time, {source}{mixing}"
+        if ranks > 1:
+            text += f"; rank {rank} of {ranks} ranks reads a share of its host, one of {hosts} hosts"
         if self._fetched is None:
             return text
         num_parts = len(np.unique(self._part_of[self.share()[: batch_size or 1]]))
-        text = f"{text}; whole parts are prefetched in this order, and the first batch waits for {num_parts} of them"
-        if self.plan.grows:
+        text += f"; whole parts are prefetched in this order, and the first batch waits for {num_parts} of them"
+        if plan.grows:
             return f"{text}, because shuffle_seed= already permuted the images"
-        return f"{text}; convert with shuffle_seed= to wait for fewer" if self.plan.shuffle else text
-
-    def _describe_order(self, batch_size: int | None) -> str:
-        plan, parts = self.plan, count(len(self._sizes), "part")
-        rank, ranks, hosts = self.ranks
-        share = "" if ranks == 1 else f"; rank {rank} of {ranks} ranks reads a share of its host, one of {hosts} hosts"
-        if not plan.shuffle:
-            return f"{parts} in stored order{share}"
-        source = f"by the seed {plan.seed} and the epoch"
-        if len(self._sizes) <= 2 * plan.window * plan.nodes and not plan.grows:
-            return f"random over {'all of ' if plan.nodes == 1 else ''}{parts}, {source}{share}"
-        text = f"random over {plan.window} of {parts} at a time, {source}"
-        groups = np.searchsorted(self._starts, self._numbers(), side="right")
-        if batch_size is not None and min(batch_size, len(groups)) > 1:
-            text += f": {describe_mixing(groups, batch_size, 'part')}"
-        return f"{text}{share}"
+        return f"{text}; convert with shuffle_seed= to wait for fewer" if plan.shuffle else text
 
     def seed_source(self, _: object = None) -> torch.Tensor:
         return torch.tensor([self.plan.seed, self.epoch])
@@ -343,37 +331,19 @@ class SharedWindowedSampler(DistributedSampler[Any]):
         yield from part[self.rank * self.num_samples :][: self.num_samples].tolist()
 
 
-def check_shuffle_fields(dataset: Any, window: Any) -> StoredSamples:
-    """Return the dataset; raise `ArgumentError` if its class or its cache does not support windowed shuffling."""
-    check_integer("shuffle_fields", window, 1, "a number of images from 1, or None")
-    if not isinstance(dataset, StoredSamples):
-        problem = f"needs a dataset of this package, not {type(dataset).__name__}"
-        raise ArgumentError(problem, option="shuffle_fields", remedy="leave it out")
-    collection = dataset._collection
-    if not dataset.preloaded and not dataset.source.images.storage_info().in_place:
-        largest = np.sort(collection.image_bytes)[-window:]
-        needed, cache_bytes = int(largest.sum()), collection.options.cache_bytes
-        if cache_bytes < needed:
-            problem = f"the cache of {dataset.path} has {cache_bytes} bytes, but the images of a window need {needed}"
-            remedy = f"create the dataset with cache_bytes={needed}, or preload it"
-            raise ArgumentError(problem, option="shuffle_fields", value=window, remedy=remedy)
-    return dataset
+def describe_mixing(groups: Array, batch_size: int | None, group_name: str) -> str:
+    """Return the rate at which two samples of a batch share a group, in this order and in a full shuffle.
 
-
-def describe_shuffle(dataset: StoredSamples, window: int, batch_size: int | None) -> str:
-    text = f"random over {window} images at a time"
-    if batch_size is None or min(batch_size, len(dataset)) < 2:
-        return text
-    order = windowed_order(dataset.fields, window, torch.Generator().manual_seed(0))
-    return f"{text}: {describe_mixing(dataset.fields[order], batch_size, 'image')}"
-
-
-def describe_mixing(groups: Array, batch_size: int, group_name: str) -> str:
-    """Return the rate at which two samples of a batch share a group, in this order and in a full shuffle."""
-    size = min(batch_size, len(groups))
+    Returns "" if batches have one sample.
+    """
+    size = min(batch_size or 1, len(groups))
+    if size < 2:
+        return ""
     batches = np.sort(groups[: min(len(groups) // size, _BATCHES) * size].reshape(-1, size), axis=1)
     _, batch_counts = np.unique(np.arange(len(batches))[:, None] * (groups.max() + 1) + batches, return_counts=True)
     _, counts = np.unique(groups, return_counts=True)
     same = (batch_counts * (batch_counts - 1)).sum() / (batches.size * (size - 1))
     uniform = (counts * (counts - 1)).sum() / (len(groups) * (len(groups) - 1))
-    return f"two samples of a batch come from one {group_name} in {same:.2%} of cases ({uniform:.2%} in a full shuffle)"
+    return (
+        f": two samples of a batch come from one {group_name} in {same:.2%} of cases ({uniform:.2%} in a full shuffle)"
+    )

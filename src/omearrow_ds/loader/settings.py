@@ -31,12 +31,13 @@ from omearrow_ds.loader.samplers import (
     Ranks,
     SharedWindowedSampler,
     WindowedSampler,
-    check_shuffle_fields,
-    describe_shuffle,
+    describe_mixing,
+    windowed_order,
 )
 from omearrow_ds.loader.worker_processes import START_METHOD, refuse_in_daemon, warn_of_fork, worker_context
 from omearrow_ds.options import check_integer
 from omearrow_ds.resources import available_cores
+from omearrow_ds.storage.formats._base import PartLayout
 
 # Cost of transferring a batch from a worker, in seconds and seconds per byte: receiving it in the loader's process, and
 # sending it from the worker. Measured for 0.6 MB to 64 MB on two cores of a server, in 2026.
@@ -75,19 +76,14 @@ def resolve(
     settings = {name: Setting(value, _GIVEN) for name, value in keywords.items()}
     settings |= {"batch_size": Setting(batch_size, _GIVEN), "device": _device(device)}
     passed = {name: value for name, value in keywords.items() if value is not None}
-    if shuffle_fields is None:
-        settings |= _sampler(dataset, batch_size, passed)
-    else:
-        settings |= _windowed(dataset, shuffle_fields, batch_size, passed)
+    settings |= _order(dataset, batch_size, passed, shuffle_fields)
     has_batches = batch_size is not None or "batch_sampler" in passed
     if collate is not None:
         settings["collate_fn"] = _collate_fn(collate, passed, has_batches=has_batches)
     elif "collate_fn" not in passed and has_batches:
         why = "like default_collate of torch, but stacked samples are not copied"
         settings["collate_fn"] = Setting(collate_alike, why)
-    sampler = _value(settings, "sampler")
-    candidates = sampler.of_one_part() if isinstance(sampler, PartsSampler) else None
-    settings["num_workers"] = _workers(dataset, batch_size, num_workers, passed, candidates)
+    settings["num_workers"] = _workers(dataset, batch_size, num_workers, passed, _value(settings, "sampler"))
     settings |= _with_workers(passed) if settings["num_workers"].value else _without(passed, num_workers)
     settings |= _transfer_settings(dataset, settings, passed)
     _warn_of_little_shared_memory(dataset, settings)
@@ -143,23 +139,28 @@ def _transfer_settings(dataset: Any, settings: Settings, passed: Mapping[str, An
     return {name: setting for name, setting in chosen.items() if name not in passed}
 
 
-def _sampler(dataset: Dataset[Any], batch_size: int | None, passed: Mapping[str, Any]) -> Settings:
-    rank, world_size = rank_and_world_size()
-    if "sampler" in passed or "batch_sampler" in passed:
+def _order(dataset: Any, batch_size: int | None, passed: Mapping[str, Any], shuffle_fields: int | None) -> Settings:
+    (rank, world_size), shuffle = rank_and_world_size(), bool(passed.get("shuffle"))
+    sampler: Any
+    if shuffle_fields is not None:
+        sampler, why = _windowed(dataset, shuffle_fields, batch_size, passed)
+        shuffle = True
+    elif "sampler" in passed or "batch_sampler" in passed:
         return _given_sampler(passed)
-    shuffle = bool(passed.get("shuffle"))
-    if isinstance(dataset, StoredSamples) and len(dataset) and dataset._collection.part_layout is not None:
-        return _of_parts(dataset, batch_size, passed)
-    if world_size == 1 or isinstance(dataset, IterableDataset):
+    elif isinstance(dataset, StoredSamples) and len(dataset) and dataset._collection.part_layout is not None:
+        sampler = _of_parts(dataset, dataset._collection.part_layout, passed)
+        why = sampler.describe(batch_size)
+    elif world_size == 1 or isinstance(dataset, IterableDataset):
         if shuffle and isinstance(dataset, StoredSamples) and not len(dataset):
             remedy = "pass a dataset with samples, or leave it out"
             raise ArgumentError(f"{dataset!r} is empty", option="shuffle", value=True, remedy=remedy)
         return _not_of_parts(dataset, passed)
-    drop_last = bool(passed.get("drop_last"))
-    sharded: Any = DistributedSampler(dataset, shuffle=shuffle, seed=_seed(passed), drop_last=drop_last)
-    tail = "remaining samples are dropped" if drop_last else "the last ranks repeat the first samples"
-    why = f"rank {rank} of {world_size} ranks takes every {world_size}th sample; {tail}"
-    return {"sampler": Setting(sharded, why), "shuffle": Setting(None, f"by the sampler: {shuffle}")}
+    else:
+        drop_last = bool(passed.get("drop_last"))
+        sampler = DistributedSampler(dataset, shuffle=shuffle, seed=_seed(passed), drop_last=drop_last)
+        tail = "remaining samples are dropped" if drop_last else "the last ranks repeat the first samples"
+        why = f"rank {rank} of {world_size} ranks takes every {world_size}th sample; {tail}"
+    return {"sampler": Setting(sampler, why), "shuffle": Setting(None, f"by the sampler: {shuffle}")}
 
 
 def _given_sampler(passed: Mapping[str, Any]) -> Settings:
@@ -278,20 +279,15 @@ def _seed(passed: Mapping[str, Any]) -> int:
     return 0 if generator is None else generator.initial_seed() % 2**32
 
 
-def _of_parts(dataset: StoredSamples, batch_size: int | None, passed: Mapping[str, Any]) -> Settings:
-    parted = dataset._collection.part_layout
-    assert parted is not None
-    ranks, shuffle = Ranks.from_environment(*rank_and_world_size()), bool(passed.get("shuffle"))
+def _of_parts(dataset: StoredSamples, layout: PartLayout, passed: Mapping[str, Any]) -> PartsSampler:
+    ranks = Ranks.from_environment(*rank_and_world_size())
     is_local = "generator" not in passed and ranks.ranks == 1  # `torch.manual_seed` may differ between ranks.
     seed = torch.initial_seed() % 2**32 if is_local else _seed(passed)
-    grows = parted.mixed and parted.window is not None
-    plan = OrderSpec(seed, ranks.hosts, parted.window or WINDOW, shuffle, grows)
+    grows = layout.mixed and layout.window is not None
+    plan = OrderSpec(seed, ranks.hosts, layout.window or WINDOW, bool(passed.get("shuffle")), grows)
     sampler = PartsSampler(dataset, plan, ranks, drop_last=bool(passed.get("drop_last")))
     sampler.local_seed = is_local
-    return {
-        "sampler": Setting(sampler, sampler.describe(batch_size)),
-        "shuffle": Setting(None, f"by the sampler: {shuffle}"),
-    }
+    return sampler
 
 
 def _not_of_parts(dataset: Dataset[Any], passed: Mapping[str, Any]) -> Settings:
@@ -303,21 +299,34 @@ def _not_of_parts(dataset: Dataset[Any], passed: Mapping[str, Any]) -> Settings:
     return {"shuffle": Setting(passed["shuffle"], why)}
 
 
-def _windowed(dataset: Any, window: Any, batch_size: int | None, passed: Mapping[str, Any]) -> Settings:
+def _windowed(
+    dataset: Any, window: int, batch_size: int | None, passed: Mapping[str, Any]
+) -> tuple[WindowedSampler | SharedWindowedSampler, str]:
+    """Return a sampler for ``shuffle_fields``, and its description.
+
+    Raises `ArgumentError` if other arguments, or the class or the cache of the dataset do not support windows.
+    """
+    problem = partial(ArgumentError, option="shuffle_fields")
     conflicts = [f"the order of {name}=" for name in ("sampler", "batch_sampler") if name in passed]
     conflicts += ["shuffle=False"] if passed.get("shuffle") is False else []
     if conflicts:
-        problem, remedy = f"conflicts with {conflicts[0]}", "leave out one of them"
-        raise ArgumentError(problem, option="shuffle_fields", value=window, remedy=remedy)
-    samples, (rank, world_size) = check_shuffle_fields(dataset, window), rank_and_world_size()
-    why = describe_shuffle(samples, window, batch_size)
+        raise problem(f"conflicts with {conflicts[0]}", value=window, remedy="leave out one of them")
+    check_integer("shuffle_fields", window, 1, "a number of images from 1, or None")
+    if not isinstance(dataset, StoredSamples):
+        raise problem(f"needs a dataset of this package, not {type(dataset).__name__}", remedy="leave it out")
+    collection, (rank, world_size) = dataset._collection, rank_and_world_size()
+    if not dataset.preloaded and not dataset.source.images.storage_info().in_place:
+        needed, cache_bytes = int(np.sort(collection.image_bytes)[-window:].sum()), collection.options.cache_bytes
+        if cache_bytes < needed:
+            cache = f"the cache of {dataset.path} has {cache_bytes} bytes, but the images of a window need {needed}"
+            remedy = f"create the dataset with cache_bytes={needed}, or preload it"
+            raise problem(cache, value=window, remedy=remedy)
+    order = windowed_order(dataset.fields, window, torch.Generator().manual_seed(0))
+    why = f"random over {window} images at a time{describe_mixing(dataset.fields[order], batch_size, 'image')}"
     if world_size == 1:
-        sampler: Any = WindowedSampler(samples, window, passed.get("generator"))
-    else:
-        drop_last = bool(passed.get("drop_last"))
-        sampler = SharedWindowedSampler(samples, window, seed=_seed(passed), drop_last=drop_last)
-        why = f"{why}; rank {rank} of {world_size} ranks reads a part of the windows"
-    return {"sampler": Setting(sampler, why), "shuffle": Setting(None, "by the sampler")}
+        return WindowedSampler(dataset, window, passed.get("generator")), why
+    sampler = SharedWindowedSampler(dataset, window, seed=_seed(passed), drop_last=bool(passed.get("drop_last")))
+    return sampler, f"{why}; rank {rank} of {world_size} ranks reads a part of the windows"
 
 
 def _with_workers(passed: Mapping[str, Any]) -> Settings:
@@ -342,12 +351,12 @@ def _without(passed: Mapping[str, Any], num_workers: Any) -> Settings:
 
 
 def _workers(
-    dataset: Dataset[Any], batch_size: int | None, num_workers: Any, passed: Mapping[str, Any], candidates: Any
+    dataset: Dataset[Any], batch_size: int | None, num_workers: Any, passed: Mapping[str, Any], sampler: Any
 ) -> Setting:
     device = pixel_device(dataset)
     if num_workers == "auto":
         reason = _reason_for_no_workers(dataset, device)
-        return Setting(0, f"auto: {reason}") if reason else _measured_workers(dataset, batch_size, passed, candidates)
+        return Setting(0, f"auto: {reason}") if reason else _measured_workers(dataset, batch_size, passed, sampler)
     check_integer("num_workers", num_workers, 0, "'auto', or a number of processes from 0")
     if num_workers and device is not None:
         problem = f"the pixels are on {device}, and each worker process would copy them"
@@ -370,7 +379,7 @@ def _reason_for_no_workers(dataset: Dataset[Any], device: torch.device | None) -
 
 
 def _measured_workers(
-    dataset: Dataset[Any], batch_size: int | None, passed: Mapping[str, Any], candidates: Any
+    dataset: Dataset[Any], batch_size: int | None, passed: Mapping[str, Any], sampler: Any
 ) -> Setting:
     cores, collate_fn, init = available_cores(), passed.get("collate_fn", collate_alike), passed.get("worker_init_fn")
     tried = dataset
@@ -384,6 +393,7 @@ def _measured_workers(
         return Setting(min(cores, 4), why)
     size = batch_size or getattr(passed.get("batch_sampler"), "batch_size", None) or 1
     size = min(size, 16) if "batch_sampler" in passed else size
+    candidates = sampler.of_one_part() if isinstance(sampler, PartsSampler) else None
     return _choose_num_workers(measure_batch_cost(batched(tried), size, candidates), cores)
 
 
