@@ -51,7 +51,7 @@ class Fields:
     channels: Sequence[str]  # Names of the channels; empty if the files are whole images.
     rows: Array  # (N,) int64, the index of each field, or of its first row in the table that lists it
     sizes: Mapping[str, Any] = field(default_factory=dict)  # Physical sizes from a file of metadata.
-    pages: Sequence[tuple[int | None, int | None]] = ()  # Series and page of each file, if a table lists them.
+    pages: Sequence[ListedPage] = ()  # Series and page of each file, if a table lists them.
     split_along: str = ""  # Axes in file names, along which files may hold parts of their own images.
 
 
@@ -68,7 +68,8 @@ class FieldSource(ImagesWrapper):
         self._plane = files.shapes[first].reshape(-1, 5)
         self.shapes = self._plane.copy()
         self.shapes[:, :3] *= np.array([grid.shape for grid in fields.grids], np.int64).reshape(-1, 3)
-        joined = repr([list(fields.files), [grid.tolist() for grid in fields.grids], *fields.pages])
+        pages = [(page.series, page.page) for page in fields.pages]
+        joined = repr([list(fields.files), [grid.tolist() for grid in fields.grids], *pages])
         self.variant = (digest_of(joined.encode(errors="surrogateescape")),)
 
     def read_arrays(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
@@ -299,19 +300,13 @@ def joined_files(
     module: Any = get_format("tiff").module()
 
     def new_reader() -> FileReader:
-        folder = Folder(path, "tiff", module.ERRORS, objects)
-        folder.root, folder.split_along = root, fields.split_along
-        reader: FileReader = module.TiffReader(folder)
-        return reader
-
-    channels, names = fields.channels or [""], [""] * len(fields.files)
-    pages: list[ListedPage | None] = [None] * len(names)
-    for image_id, grid, row in zip(fields.image_ids, fields.grids, fields.rows.tolist(), strict=True):
+        folder = Folder(path, "tiff", module.ERRORS, "objects": objects}
+    names = [""] * len(fields.files)
+    pages: Sequence[ListedPage | None] = fields.pages or [None] * len(names)
+    of_channels = [f", channel {name}" for name in fields.channels] or [""]
+    for image_id, grid in zip(fields.image_ids, fields.grids, strict=True):
         for (_, c, _), number in np.ndenumerate(grid):
-            names[number] = f"field {image_id}" + (f", channel {channels[c]}" if channels[c] else "")
-            if fields.pages:
-                series, page = fields.pages[number]
-                pages[number] = ListedPage(series, page, f"{path}: row {row}, channel {channels[c]!r}")
+            names[number] = f"field {image_id}{of_channels[c]}"
     model = 0
     if skip_errors:
         model = new_reader().index_of_most(fields.files, pages, (grid.flat for grid in fields.grids), fields.image_ids)

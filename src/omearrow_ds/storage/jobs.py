@@ -159,9 +159,9 @@ class PartitionOptions:
         if not codes or not len(columns):
             return [np.arange(len(material.image_ids))]
         _, first, group = np.unique(np.stack(codes, axis=1), axis=0, return_index=True, return_inverse=True)
-        rank = np.argsort(np.argsort(first))[group.reshape(-1)]
-        order = np.argsort(rank, kind="stable")
-        return np.split(order, np.flatnonzero(np.diff(rank[order])) + 1)
+        first_of = first[group.reshape(-1)]
+        order = np.argsort(first_of, kind="stable")
+        return np.split(order, np.flatnonzero(np.diff(first_of[order])) + 1)
 
 
 def _codes(column: pa.ChunkedArray, subject: str) -> Array:
@@ -270,7 +270,7 @@ def make_parts(material: Material, target: Target, settings: WriteSettings, open
     options = PartitionOptions(settings.part_bytes or target.format.part_bytes, settings.shuffle_seed, group_by)
     plan = options.plan(material)
     description = describe_plan(material, target, options, len(plan))
-    parts = PartsTarget(parts_store(target.path, target.storage), open_part)
+    parts = PartsTarget(parts_store(target.path, settings.target_storage), open_part)
     parts.begin(description, overwrite=target.overwrite)
     index, num_tasks = settings.task or (1, 1)
     share = range((index - 1) * len(plan) // num_tasks, index * len(plan) // num_tasks)

@@ -20,6 +20,7 @@ from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
 from omearrow_ds.storage import fields
 from omearrow_ds.storage.formats._columns import plain_columns
 from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, missing
+from omearrow_ds.storage.formats._folder import ListedPage
 from omearrow_ds.storage.formats._urls import ObjectReader, Url, url_of
 from omearrow_ds.storage.table_files import NAMED_BY, ColumnTypes, TableFile, described
 
@@ -100,7 +101,12 @@ def open_fields(
     refuse_doubled(path, chosen, ((int(first[number]), files_of[number], identities[number]) for number in complete))
     if len({url_of(file.file) is None for file in files}) > 1:
         raise FormatError(f"{path}: lists both URLs and local files; pass channels= with channels of one kind")
-    are_paged = any(file[1:] != (None, None) for file in files)
+    pages = [
+        ListedPage(file.series, file.page, f"{path}: row {first[number]}, channel {name!r}")
+        for number in complete
+        for name, file in zip(chosen, files_of[number], strict=True)
+        if file is not None
+    ]
     source = fields.Fields(
         [file.file for file in files],
         grids,
@@ -108,7 +114,7 @@ def open_fields(
         pa.table({name: column.take(pa.array(complete)) for name, column in metadata.items()}),
         chosen,
         first[complete],
-        pages=[(file.series, file.page) for file in files] if are_paged else (),
+        pages=pages if any(file[1:] != (None, None) for file in files) else (),
         split_along="C",
     )
     read_by = None if url_of(files[0].file) is None else objects
@@ -182,8 +188,7 @@ def _ids(metadata: Mapping[str, Any], files: Sequence[Sequence[ListedFile | None
     by_position = ["_".join(map(str, values)) for values in zip(*known, strict=True)]
     firsts = [of_field[0] or ListedFile("") for of_field in files]
     by_file = [Path(file.file).stem for file in firsts]
-    numbers = [[str(number) for number in file[1:] if number is not None] for file in firsts]
-    by_page = ["_".join([stem, *of_file]) for stem, of_file in zip(by_file, numbers, strict=True)]
+    by_page = ["_".join([Path(file.file).stem, *(str(n) for n in file[1:] if n is not None)]) for file in firsts]
     by_row = [f"row-{row}" for row in first.tolist()]
     return next(ids for ids in (by_position, by_file, by_page, by_row) if len(set(ids)) == len(files))
 

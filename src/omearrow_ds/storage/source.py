@@ -41,7 +41,7 @@ from omearrow_ds.storage.remote_parts_source import RemotePartsSource
 from omearrow_ds.storage.row_filter import RowFilter
 from omearrow_ds.storage.table_files import ColumnTypes, is_csv
 from omearrow_ds.storage.tables import open_with
-from omearrow_ds.storage.urls import BucketReader, open_remote_part, open_url, urls_of
+from omearrow_ds.storage.urls import BucketReader, open_stored_url, open_url, urls_of
 from omearrow_ds.storage.verified import VerifiedSource
 from omearrow_ds.storage.writing import Columns, Target, is_parts, write
 from omearrow_ds.text import count
@@ -390,7 +390,7 @@ def _open_remote(
     """Open a collection in parts on a server."""
     reach = BucketReader(_bucket_reader({"storage": storage}).storage)  # It copies no objects: parts are fetched.
     are_fetched_whole = (part_cache, part_cache_bytes) != (None, None)
-    open_ranged = None if are_fetched_whole else partial(open_remote_part, reach=reach, **opening.keywords)
+    open_ranged = None if are_fetched_whole else partial(open_stored_url, reach=reach, **opening.keywords)
     try:
         return RemotePartsSource(
             url, opening, reach.storage, PartCache.choose(part_cache, part_cache_bytes), open_ranged
@@ -637,20 +637,24 @@ def convert(
 
 
 def opened(
-    option: str, images: Paths | ImageSource, opening: OpenOptions, *, skip_errors: bool = False
+    option: str,
+    images: Paths | ImageSource,
+    opening: OpenOptions,
+    format_name: str | None = None,
+    *,
+    skip_errors: bool = False,
+    allowed: str = "a path or a source of open_images",
 ) -> AbstractContextManager[Images]:
     """Open a path as a source that is closed at exit, or return a context manager that leaves a source open.
 
     ``option`` is the argument of ``images`` in the public function.
     """
     if is_path(images):
-        return closing(open_source(images, skip_errors=skip_errors, **opening))
+        return closing(open_source(images, format_name, skip_errors=skip_errors, **opening))
     refuse_opening_again(opening, "a source")
     if not isinstance(images, CollectionSource):
         refuse_open_table(images)
-        raise ArgumentError(
-            option=option, value=images, allowed="a path or a source of open_images", remedy="pass one of these"
-        )
+        raise ArgumentError(option=option, value=images, allowed=allowed, remedy="pass one of these")
     return nullcontext(images.images)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Unpack
@@ -19,7 +18,6 @@ from tqdm import tqdm
 from omearrow_ds import text
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
 from omearrow_ds.options import refuse_unknown
-from omearrow_ds.storage.collection_source import CollectionSource
 from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._columns import unknown_column
 from omearrow_ds.storage.formats._detect import missing
@@ -28,7 +26,7 @@ from omearrow_ds.storage.formats._stored import spread
 from omearrow_ds.storage.part_files import is_path
 from omearrow_ds.storage.protocol import ImageSource, OpenOptions, Paths, StrPath
 from omearrow_ds.storage.publish import check_target, publish
-from omearrow_ds.storage.source import open_source, refuse_opening_again
+from omearrow_ds.storage.source import opened
 from omearrow_ds.storage.table_files import TableFile
 from omearrow_ds.storage.verified import verified_where_stored
 
@@ -207,38 +205,32 @@ def stats(
     >>> dataset = OMEArrowDataset("plate.arrow", normalize="stats.parquet")
     """
     refuse_unknown(opening, OpenOptions.__annotations__, stats)
-    if is_path(path):
-        with closing(open_source(path, format, **opening)) as opened:
-            return _measured(opened, None, _names(by), verify=opening.get("verify") is not False, progress=progress)
-    refuse_opening_again(opening, "a source or dataset")
-    source: Any = getattr(path, "source", path)
+    source: Any = path if is_path(path) else getattr(path, "source", path)
     picked = getattr(path, "fields", None)
     picked = None if picked is None else np.unique(picked).tolist()
-    if not isinstance(source, CollectionSource):
-        raise ArgumentError(
-            option="path", value=path, allowed="a path, an open source or a dataset", remedy="pass one of these"
-        )
-    return _measured(source.images, picked, _names(by), verify=True, progress=progress)
+    with opened("path", source, opening, format, allowed="a path, an open source or a dataset") as images:
+        is_verified = opening.get("verify") is not False
+        return _measured(images, picked, _names(by), verify=is_verified, progress=progress)
 
 
 def _measured(
-    opened: Images, of_dataset: Sequence[int] | None, names: tuple[str, ...], *, verify: bool, progress: bool
+    source: Images, of_dataset: Sequence[int] | None, names: tuple[str, ...], *, verify: bool, progress: bool
 ) -> Stats:
-    types = {name: opened.column_schema.field(name).type for name in names if name in opened.column_names}
+    types = {name: source.column_schema.field(name).type for name in names if name in source.column_names}
     for name in names:
         if name not in types:
-            raise unknown_column(name, opened.column_names, opened.path)
+            raise unknown_column(name, source.column_names, source.path)
         if pa.types.is_nested(types[name]):
             problem, remedy = f"column {name!r} is of type {types[name]}", "pass a column of strings, numbers or times"
-            raise ColumnError(problem, path=opened.path, column=name, remedy=remedy)
-    indices = range(len(opened)) if of_dataset is None else of_dataset
+            raise ColumnError(problem, path=source.path, column=name, remedy=remedy)
+    indices = range(len(source)) if of_dataset is None else of_dataset
     if not len(indices):
-        raise FormatError("has no images to measure", path=opened.path, remedy="pass a collection with images")
-    source = verified_where_stored(opened) if verify else opened
-    images = (image for _, images in source.stream() for image in images)
+        raise FormatError("has no images to measure", path=source.path, remedy="pass a collection with images")
+    checked = verified_where_stored(source) if verify else source
+    images = (image for _, images in checked.stream() for image in images)
     if of_dataset is not None:
-        images = (source.read_arrays([index])[0] for index in indices)
-    keys = list(zip(*(opened.column(name).to_pylist() for name in names), strict=True)) or [()] * len(opened)
+        images = (checked.read_arrays([index])[0] for index in indices)
+    keys = list(zip(*(source.column(name).to_pylist() for name in names), strict=True)) or [()] * len(source)
     groups: dict[tuple[Any, ...], list[tuple[str, _Values]]] = {}
     images = tqdm(images, total=len(indices), unit="image", disable=not progress)
     for index, image in zip(indices, images, strict=True):
@@ -251,9 +243,9 @@ def _measured(
             if kind != expected:
                 problem = f"image {index} is {image.dtype}, but previous images have another dtype"
                 remedy = "measure them separately, with by="
-                raise FormatError(problem, path=opened.path, image=index, remedy=remedy)
+                raise FormatError(problem, path=source.path, image=index, remedy=remedy)
             values.add(image[:, channel])
-    labels = [*channel_names(opened, indices), *[None] * max(map(len, groups.values()))]
+    labels = [*channel_names(source, indices), *[None] * max(map(len, groups.values()))]
     rows = [
         (*key, channel, labels[channel], *values.measured())
         for key, channels in groups.items()
@@ -261,7 +253,7 @@ def _measured(
     ]
     schema = pa.schema([*types.items(), *_SCHEMA])
     table = pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
-    return Stats(opened.path, names, table)
+    return Stats(source.path, names, table)
 
 
 def channel_names(source: Images, picked: Sequence[int]) -> list[str | None]:

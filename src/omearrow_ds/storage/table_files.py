@@ -174,10 +174,10 @@ class ColumnTypes(dict[str, str]):
 
     def of_table(self, table: TableFile) -> dict[str, str]:
         names = table.names if table.is_text else []
-        plain_names = {name: plain for plain, name in described(names).items()}
-        self.names |= {*names, *plain_names.values()}
-        by_plain_name = {name: self[plain] for name, plain in plain_names.items() if plain in self}
-        return by_plain_name | {name: self[name] for name in names if name in self}
+        by_plain_name = described(names)
+        self.names |= {*names, *by_plain_name}
+        types = {name: self[plain] for plain, name in by_plain_name.items() if plain in self}
+        return types | {name: self[name] for name in names if name in self}
 
     def refuse_unknown(self) -> None:
         """Raise `ColumnError` if ``column_types=`` names a column that no text table read so far contains."""

@@ -273,26 +273,26 @@ def open_url(
     **given: Any,
 ) -> Images:
     """Open a collection at a URL; for options, see `omearrow_ds.open_images`, and for ``skip_errors``, `convert`."""
-    open_table = partial(_open_table_of_files, url, of_files, reach, types, skip_errors=skip_errors)
+    open_fields = partial(_open_fields, url, of_files, reach, types, skip_errors=skip_errors)
     if of_files or is_csv(url):
         _refuse_cache(url, reach)
-        if "pattern" in of_files:
-            return listed.open_fields(url, of_files, reach, types, skip_errors=skip_errors)
-        return open_table()
+        return open_fields()
     try:
-        return _open_stored(url, format_name, reach, skip_errors=skip_errors, **given)
+        return open_stored_url(url, format_name, reach=reach, skip_errors=skip_errors, **given)
     except ColumnError as error:
         if isinstance(error, ImageColumnError) or "image_column" in given:
             raise
         try:
-            return open_table()
+            return open_fields()
         except ArgumentError:
             raise error from None
 
 
-def _open_table_of_files(
+def _open_fields(
     url: Url, options: Mapping[str, Any], reach: BucketReader, types: ColumnTypes, *, skip_errors: bool
 ) -> Images:
+    if "pattern" in options:
+        return listed.open_fields(url, options, reach, types, skip_errors=skip_errors)
     with tempfile.TemporaryDirectory(prefix="omearrow_ds.") as folder:
         copy = Path(folder, url.name)
         copy.write_bytes(reach.read(str(url)))
@@ -303,21 +303,17 @@ def _open_table_of_files(
         return listed.open_fields(url, options, reach, types, copy, skip_errors=skip_errors)
 
 
-def _refuse_cache(url: Url, reach: BucketReader) -> None:
+def _refuse_cache(url: Path, reach: BucketReader) -> None:
     for name, value in zip(("part_cache", "part_cache_bytes"), reach.copies or (), strict=False):
         if value is not None:
             problem = f"applies only to parts (NAME.parts), Vortex and compressed Arrow files, not to {url}"
             raise ArgumentError(problem, option=name, value=value, remedy="leave it out")
 
 
-def open_remote_part(part: Path, *, reach: BucketReader, engine: str | None = None) -> Images:
-    """Open one part of a collection in parts; ``part`` is its URL."""
-    return _open_stored(Url(part), None, reach, engine=engine)
-
-
-def _open_stored(
-    url: Url, format_name: str | None, reach: BucketReader, *, skip_errors: bool = False, **options: Any
+def open_stored_url(
+    url: Path, format_name: str | None = None, *, reach: BucketReader, skip_errors: bool = False, **options: Any
 ) -> Images:
+    """Open a collection at a URL that is not in parts, or one part of such a collection."""
     fmt = _format_at(url, reach) if format_name is None else get_format(format_name)
     if not fmt.remote_access:
         known = ", ".join(other.name for other in FORMATS if other.remote_access)
@@ -334,7 +330,7 @@ def _open_stored(
     return open_with(fmt, url, objects=reach, skip_errors=skip_errors, **options)
 
 
-def _format_at(url: Url, reach: BucketReader) -> Format:
+def _format_at(url: Path, reach: BucketReader) -> Format:
     """Return the format at a URL, by its suffix, or otherwise by the names below it."""
     if url.name.lower().endswith(TIFF_SUFFIXES):
         return get_format("tiff")

@@ -124,7 +124,6 @@ class Target:
     layout: Layout
     overwrite: bool
     checksum: bool
-    storage: Storage | None = None
 
     @classmethod
     def choose(cls, path: str | os.PathLike[str], format_name: str | None, settings: WriteSettings) -> Target:
@@ -149,7 +148,7 @@ class Target:
                     problem = f"needs a target with the suffix {SUFFIX}, not {target_path}"
                     displayed = ... if name == "executor" else value
                     raise ArgumentError(problem, option=name, value=displayed, remedy="leave it out")
-        return cls(target_path, fmt, layout, overwrite, settings.checksum, storage)
+        return cls(target_path, fmt, layout, overwrite, settings.checksum)
 
     @property
     def in_parts(self) -> bool:
