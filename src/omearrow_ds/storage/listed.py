@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
+from omearrow_ds.options import refuse_options
 from omearrow_ds.storage import fields
 from omearrow_ds.storage.formats._columns import plain_columns
 from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, missing
@@ -54,9 +55,9 @@ def open_fields(
     """
     channels, incomplete, root = options.get("channels"), options.get("incomplete", "error"), options.get("root")
     if "pattern" in options:
-        if root is not None:
-            problem = "applies only to tables that list files, not to pattern="
-            raise ArgumentError(problem, option="root", value=root, remedy="leave it out")
+        refuse_options(
+            {} if root is None else {"root": root}, "applies only to tables that list files, not to pattern="
+        )
         read_by = objects if isinstance(path, Url) else None
         return fields.open_pattern(path, options["pattern"], channels, incomplete, read_by, skip_errors=skip_errors)
     if not isinstance(root, str | os.PathLike | None):
@@ -78,9 +79,7 @@ def open_fields(
     first_row_of_field = np.array([rows.setdefault(key, row) for row, key in enumerate(keys)], np.int64)
     first = np.unique(first_row_of_field)
     files_of = [[column[row] for column in columns] for row in first.tolist()]
-    if len(first) < table.num_rows:
-        _refuse_other_places(path, table, metadata_names, columns[0], first_row_of_field)
-    metadata = _of_fields(table, metadata_names, first, first_row_of_field)
+    metadata = _of_fields(path, table, metadata_names, columns[0], first, first_row_of_field)
     ids = _ids(metadata, files_of, first)
     first_rows = table.take(first)
     metadata |= {f"FileName_{name}": pa.array(resolver.functions(first_rows, listed[name])) for name in functions}
@@ -154,31 +153,28 @@ def _are_images(path: Path, table: pa.Table, name: str) -> bool:
     return bool(files) and not others
 
 
-def _refuse_other_places(
-    path: Path, table: pa.Table, names: Mapping[str, str], files: Sequence[ListedFile | None], same_row: Any
-) -> None:
-    """Raise `FormatError` if rows of equal files are of different plates, wells or sites; null and NaN are unknown."""
-    for name in (names[plain] for plain in NAMED_BY if plain in names):
-        column = table[name].combine_chunks()
-        expected = column.take(pa.array(same_row))
-        known = pc.and_(pc.equal(column, column), pc.equal(expected, expected))
-        row = pc.index(pc.and_(pc.not_equal(column, expected), known), True).as_py()
-        if row >= 0:
-            same = f"rows {same_row[row]} and {row} list the same files ({getattr(files[row], 'file', None)})"
-            problem = f"{same} with different values of {name}, {expected[row]} and {column[row]}"
-            remedy = "correct the table, or pass other channels in channels="
-            raise FormatError(problem, path=path, remedy=remedy)
+def _of_fields(
+    path: Path, table: pa.Table, names: Mapping[str, str], files: Sequence[ListedFile | None], first: Any, same_row: Any
+) -> dict[str, Any]:
+    """Return the columns of the fields, one row each; columns that differ within a field describe its cells.
 
-
-def _of_fields(table: pa.Table, names: Mapping[str, str], first: Any, first_row_of_field: Any) -> dict[str, Any]:
-    """Return the columns of the fields, one row each; columns that differ within a field describe its cells."""
+    Raises `FormatError` if rows of equal files are of different plates, wells or sites; null and NaN are unknown.
+    """
     columns: dict[str, Any] = {}
     for plain, name in names.items():
         column = table[name].combine_chunks()
-        if len(first) < len(column) and not column.equals(column.take(pa.array(first_row_of_field))):
-            continue
-        values = column.take(pa.array(first))
-        columns[plain] = pa.array(fields.typed(plain, values.to_pylist())) if values.type == pa.string() else values
+        expected = column.take(pa.array(same_row))
+        if len(first) == len(column) or column.equals(expected):
+            values = column.take(pa.array(first))
+            columns[plain] = pa.array(fields.typed(plain, values.to_pylist())) if values.type == pa.string() else values
+        elif plain in NAMED_BY:
+            known = pc.and_(pc.equal(column, column), pc.equal(expected, expected))
+            row = pc.index(pc.and_(pc.not_equal(column, expected), known), True).as_py()
+            if row >= 0:
+                same = f"rows {same_row[row]} and {row} list the same files ({getattr(files[row], 'file', None)})"
+                problem = f"{same} with different values of {name}, {expected[row]} and {column[row]}"
+                remedy = "correct the table, or pass other channels in channels="
+                raise FormatError(problem, path=path, remedy=remedy)
     return columns
 
 

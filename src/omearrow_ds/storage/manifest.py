@@ -82,8 +82,7 @@ class Manifest:
         file = folder / MANIFEST
         refuse_special(file)
         with translate_errors(file, "the manifest of a collection in parts", MALFORMED):
-            data = file.read_bytes()
-        return cls.parse(data, file)
+            return cls.parse(file.read_bytes(), file)
 
     @classmethod
     def parse(cls, data: bytes, file: Path) -> Self:

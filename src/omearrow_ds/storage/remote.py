@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from omearrow_ds.errors import ArgumentError, BackendError, FormatError, MissingPathError, OMEArrowDSError, StorageError
+from omearrow_ds.options import refuse_options
 from omearrow_ds.storage.byte_source import ByteRange, coalesced
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._urls import Url, as_parsed
@@ -120,11 +121,8 @@ class ObjectStore:
     _missing = "does not exist; restore it, or correct the URL"
 
     def __init__(self, url: Url, storage: Storage) -> None:
-        for name in ("endpoint", "region", "profile"):
-            value = getattr(storage, name)
-            if value is not None and url.scheme != "s3":
-                problem = f"applies only to S3 URLs, not to {url}"
-                raise ArgumentError(problem, option=name, value=value, remedy="leave it out of Storage")
+        of_s3 = {name: value for name, value in vars(storage).items() if value and name != "anonymous"}
+        refuse_options({} if url.scheme == "s3" else of_s3, f"applies only to S3 URLs, not to {url}")
         self.url, self.storage = url, storage
         new_clients = partial(functools.cache, partial(open_client, url, storage))
         self._clients: ProcessLocal[Callable[..., Any]] = ProcessLocal(new_clients)

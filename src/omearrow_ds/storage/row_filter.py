@@ -29,7 +29,7 @@ _COMPARE: Mapping[str, Callable[[Any, Any], Values]] = MappingProxyType(
 )
 _INT64_LIMIT = 2**63
 _INT_OR_UINT = pa.decimal128(20, 0)
-_JOIN = MappingProxyType({"and": pc.and_kleene, "or": pc.or_kleene})
+_JOIN = {"and": pc.and_kleene, "or": pc.or_kleene}
 
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -44,26 +44,24 @@ _TOKEN = re.compile(
     )""",
     re.VERBOSE | re.DOTALL,
 )
-_MIRRORED = MappingProxyType({"<": ">", "<=": ">=", ">": "<", ">=": "<="})
+_MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _MAX_DEPTH = 100
 _EXAMPLE = "write e.g. \"dose > 1 and treatment in ('DMSO', 'TAXOL')\""
 _EQUALITY = 'write "==" for equal, and "!=" for not equal'
 _EXPRESSION = (
     "compare with ==, !=, <, <=, >, >= or in; for other conditions, pass a pyarrow.compute.Expression in Python"
 )
-_REMEDIES = MappingProxyType(  # By the token that is not expected.
-    {
-        "=": _EQUALITY,
-        "&": 'write "and"',
-        "|": 'write "or"',
-        "!": 'write "not"',
-        "~": 'write "not"',
-        "[": "write values in parentheses, e.g. dose in (1, 2)",
-        "null": 'write "is null" or "is not null"',
-        "between": "write two comparisons, e.g. dose >= 1 and dose <= 2",
-        **dict.fromkeys(("like", "contains", "startswith", "+", "-", "*", "/", "%", "."), _EXPRESSION),
-    }
-)
+_REMEDIES = {  # By the token that is not expected.
+    "=": _EQUALITY,
+    "&": 'write "and"',
+    "|": 'write "or"',
+    "!": 'write "not"',
+    "~": 'write "not"',
+    "[": "write values in parentheses, e.g. dose in (1, 2)",
+    "null": 'write "is null" or "is not null"',
+    "between": "write two comparisons, e.g. dose >= 1 and dose <= 2",
+    **dict.fromkeys(("like", "contains", "startswith", "+", "-", "*", "/", "%", "."), _EXPRESSION),
+}
 
 
 Value = Decimal | str | bool

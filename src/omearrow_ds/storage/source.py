@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from omearrow_ds.errors import ArgumentError, ColumnError, ImageColumnError, MissingPathError, PathExistsError
-from omearrow_ds.options import OpenSettings, WriteSettings, refuse_unknown
+from omearrow_ds.options import OpenSettings, WriteSettings, refuse_options, refuse_unknown
 from omearrow_ds.storage import fields, listed, writing
 from omearrow_ds.storage.collection_source import CollectionSource
 from omearrow_ds.storage.compositions import refuse_label_dtypes, select_rows
@@ -289,7 +289,7 @@ def _open_one(
     location = _locate(path)
     is_url = isinstance(location, Url)
     if of_urls and not is_url:
-        _refuse_options(
+        refuse_options(
             {name: value for name, value in of_urls.items() if name != "storage"},
             f"applies only to URLs, not to {location}",
         )
@@ -320,11 +320,11 @@ def _open_one(
                 raise
         else:
             if of_urls and not is_url:  # A table may list files at URLs.
-                _refuse_options(of_urls, f"applies only to URLs, not to {location}")
+                refuse_options(of_urls, f"applies only to URLs, not to {location}")
             return source
     unused = {name: given[name] for name in ("engine", "image_column", "level", "table") if given.get(name)}
     unused |= {"format": format_name} if format_name not in (None, fields_source.format.name) else {}
-    _refuse_options(unused, f"images of {location} are joined from TIFF files")
+    refuse_options(unused, f"images of {location} are joined from TIFF files")
     return fields_source
 
 
@@ -332,11 +332,6 @@ def _locate(path: StrPath) -> Path:
     """Return the location of a collection: a URL if it looks like one and no local file has that name."""
     url, local = url_of(path), Path(path).absolute()
     return local if url is None or local.exists() else url
-
-
-def _refuse_options(options: Mapping[str, Any], reason: str) -> None:
-    for name, value in options.items():
-        raise ArgumentError(reason, option=name, value=value, remedy="leave it out")
 
 
 def _bucket_reader(options: Mapping[str, Any]) -> BucketReader:
@@ -369,13 +364,13 @@ def _open_published(
 ) -> Images:
     """Open a folder of parts written by this package, which have no null images, locally or on a server."""
     given.pop("nulls", None)
-    _refuse_options(given, f"the parts of {location} have only one image column")
+    refuse_options(given, f"the parts of {location} have only one image column")
     opening = partial(_open_part, engine=engine)
     parts = (
         _open_remote(location, opening, **of_urls) if isinstance(location, Url) else PublishedSource(location, opening)
     )
     if format_name not in (None, parts.format.name):
-        _refuse_options({"format": format_name}, f"the parts of {location} are {parts.format.label}")
+        refuse_options({"format": format_name}, f"the parts of {location} are {parts.format.label}")
     return parts
 
 
@@ -438,7 +433,7 @@ def _open_stored(
         ("table", table, "table" in fmt.open_options, "does not store several tables"),
     ):
         if value is not None and not is_supported:
-            _refuse_options({option: value}, f"{fmt.label} {lacking}")
+            refuse_options({option: value}, f"{fmt.label} {lacking}")
     # An engine may refuse pixels, and several columns may not match each other.
     alone = engine is None and (image_column is None or isinstance(image_column, str))
     look = look and alone and "look" in fmt.open_options

@@ -22,6 +22,7 @@ from omearrow_ds.errors import (
     MissingPathError,
     OMEArrowDSError,
 )
+from omearrow_ds.options import refuse_options
 from omearrow_ds.storage import listed
 from omearrow_ds.storage.byte_source import HEAD_BYTES, ObjectFile, version_fingerprint
 from omearrow_ds.storage.formats import FORMATS, Format, get_format, of_suffix
@@ -304,10 +305,9 @@ def _open_fields(
 
 
 def _refuse_cache(url: Path, reach: BucketReader) -> None:
-    for name, value in zip(("part_cache", "part_cache_bytes"), reach.copies or (), strict=False):
-        if value is not None:
-            problem = f"applies only to parts (NAME.parts), Vortex and compressed Arrow files, not to {url}"
-            raise ArgumentError(problem, option=name, value=value, remedy="leave it out")
+    options = dict(zip(("part_cache", "part_cache_bytes"), reach.copies or (), strict=False))
+    passed = {name: value for name, value in options.items() if value is not None}
+    refuse_options(passed, f"applies only to parts (NAME.parts), Vortex and compressed Arrow files, not to {url}")
 
 
 def open_stored_url(
@@ -322,10 +322,8 @@ def open_stored_url(
         raise FormatError(f"{fmt.label} cannot be read from URLs, only {known}", path=url, remedy=remedy)
     if "whole" not in fmt.remote_access:
         _refuse_cache(url, reach)
-    for name, value in options.items():
-        if value not in (None, 0) and name not in ("nulls", *fmt.url_options):
-            problem = f"not supported for {fmt.label} at a URL ({url})"
-            raise ArgumentError(problem, option=name, value=value, remedy="leave it out")
+    others = {name: value for name, value in options.items() if value and name not in ("nulls", *fmt.url_options)}
+    refuse_options(others, f"not supported for {fmt.label} at a URL ({url})")
     skip_errors = skip_errors and "skip_errors" in fmt.open_options
     return open_with(fmt, url, objects=reach, skip_errors=skip_errors, **options)
 

@@ -23,7 +23,7 @@ from omearrow_ds.axes import to_tczyx
 from omearrow_ds.codec import encode as codec
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import ArgumentError, ImageError, MetadataError, OMEArrowDSError, PathExistsError, WriteError
-from omearrow_ds.options import PARTS, WriteSettings
+from omearrow_ds.options import PARTS, WriteSettings, refuse_options
 from omearrow_ds.storage.formats import CHUNK_PREFIX, Format, format_of_target, formats, get_format
 from omearrow_ds.storage.formats._columns import plain_columns, refuse_extensions, refuse_types
 from omearrow_ds.storage.formats._error_translation import first_line, is_panic, is_stop, refuse_odd_name
@@ -143,11 +143,9 @@ class Target:
             _check_executor(settings.executor)
         else:
             check_target(target_path, overwrite=overwrite)
-            for name, value in settings.chosen.items():
-                if name in PARTS:
-                    problem = f"needs a target with the suffix {SUFFIX}, not {target_path}"
-                    displayed = ... if name == "executor" else value
-                    raise ArgumentError(problem, option=name, value=displayed, remedy="leave it out")
+            of_parts = {name: value for name, value in settings.chosen.items() if name in PARTS}
+            of_parts |= {"executor": ...} if "executor" in of_parts else {}
+            refuse_options(of_parts, f"needs a target with the suffix {SUFFIX}, not {target_path}")
         return cls(target_path, fmt, layout, overwrite, settings.checksum)
 
     @property
