@@ -68,7 +68,7 @@ class FieldSource(ImagesWrapper):
         self._plane = files.shapes[first].reshape(-1, 5)
         self.shapes = self._plane.copy()
         self.shapes[:, :3] *= np.array([grid.shape for grid in fields.grids], np.int64).reshape(-1, 3)
-        pages = [(page.series, page.page) for page in fields.pages]
+        pages = [(page.series, page.page) for page in fields.pages] if fields.pages else []
         joined = repr([list(fields.files), [grid.tolist() for grid in fields.grids], *pages])
         self.variant = (digest_of(joined.encode(errors="surrogateescape")),)
 
@@ -208,8 +208,8 @@ def open_pattern(
     columns = [patterns.column_of(key) for key in keys]
     patterns.refuse_equal_names(compiled.text, columns)
     planes = _planes(path, parsed, keys)
-    known = list({channel for field in planes.values() for _, channel, _ in field})
-    known.sort(key=lambda channel: (by_index.get(channel, []), natural_key(channel)))
+    known = sorted({channel for field in planes.values() for _, channel, _ in field}, key=natural_key)
+    known.sort(key=lambda channel: by_index.get(channel, []))
     renamed, sizes = patterns.harmony_channels(path, known, objects) if compiled.text == "phenix" else ({}, {})
     labels = {channel: renamed.get(channel, channel) for channel in known}
     chosen = known if channels is None else picked_channels(path, channels, {labels[name]: name for name in known})
@@ -220,14 +220,14 @@ def open_pattern(
         return ", ".join(f"{name} {value}" for name, value in values if value)
 
     of_fields = [{plane: name for plane, name in planes[key].items() if plane[1] in chosen} for key in order]
-    current = ", ".join(labels[name] or "none" for name in chosen[:_NUM_EXAMPLES])
+    current = ", ".join(map(labels.__getitem__, chosen[:_NUM_EXAMPLES])) or "none"
     remedy = (
         "restore the file, pass incomplete='skip' to skip these fields, pass other channels in channels=, or correct "
         f"the channel names of pattern= (now: {current}{', ...' if len(chosen) > _NUM_EXAMPLES else ''})"
     )
     names_of = list(map("_".join, order))
     files, grids, complete = assemble(path, of_fields, names_of, chosen, describe, remedy, skip=incomplete == "skip")
-    keys_of = [order[number] for number in complete]
+    keys_of = list(map(order.__getitem__, complete))
     ids = ["_".join(key) or path.absolute().name for key in keys_of]
     fields = Fields(
         files,
@@ -265,6 +265,7 @@ def _matched(path: Path, pattern: patterns.Pattern, names: Iterable[str]) -> dic
     for name in parsed:
         if not _is_tiff(name):
             raise FormatError(f"{path}: {subject} matches {name!r}, expected TIFF files only; narrow the pattern")
+    for name in parsed:
         if not is_unicode(name):
             raise FormatError(f"{path}: the name {name!r} is not UTF-8, so no column can store it; rename the file")
     return parsed
@@ -303,7 +304,7 @@ def joined_files(
         folder = Folder(path, "tiff", module.ERRORS, "objects": objects}
     names = [""] * len(fields.files)
     pages: Sequence[ListedPage | None] = fields.pages or [None] * len(names)
-    of_channels = [f", channel {name}" for name in fields.channels] or [""]
+    of_channels = list(map(", channel {}".format, fields.channels)) or [""]
     for image_id, grid in zip(fields.image_ids, fields.grids, strict=True):
         for (_, c, _), number in np.ndenumerate(grid):
             names[number] = f"field {image_id}{of_channels[c]}"

@@ -164,7 +164,7 @@ def _number(value: Any) -> Any:
 
 def column_names_of(on: On | None) -> list[str]:
     """Return the columns of a table that ``on=`` names; other values than names are refused later."""
-    return [right for _, right in _named_pairs(on) if isinstance(right, str)]
+    return [] if on is None else [right for _, right in _named_pairs(on) if isinstance(right, str)]
 
 
 def _named_pairs(on: Any) -> Pairs:
