@@ -240,7 +240,7 @@ def test_pixels_never_become_python_objects():
         },
         "storage/verified.py": {"checksums", "pc.any(odd)", "pc.index(odd, True)"},
         "dataset/embeddings.py": {"table[_IDS]"},
-        "dataset/normalization.py": {"source.column(name)", "_typed(stats, source)"},
+        "dataset/normalization.py": {"source.column(name)", "column", "table"},
         "dataset/show.py": {"pictures.column(by)"},
         "dataset/targets.py": {
             *("self._columns.slice(index, 1)", "column", "pc.max(column)", "pc.unique(column)"),

@@ -14,11 +14,12 @@ import torch
 from omearrow_ds.axes import AXES, Cut, Pick, SampleAxes, to_tczyx
 from omearrow_ds.codec.decode import new_image
 from omearrow_ds.dataset.crop_boxes import Boxes, CropWindows, PlacedBox, shown_indices
-from omearrow_ds.dataset.cuda import DeviceCropper, DeviceSamples, DeviceScaling, SampleLayout, check_room
+from omearrow_ds.dataset.cuda import DeviceCropper, DeviceSamples, check_room
 from omearrow_ds.dataset.normalization import Normalizer, warn_of_dark_images
 from omearrow_ds.dataset.preload import ImageKinds, group_into_kinds
 from omearrow_ds.dataset.shared_memory import BatchBufferPool
 from omearrow_ds.dataset.stored_images import PreloadOptions, StoredImages
+from omearrow_ds.dataset.windows import DeviceScaling, SampleLayout
 from omearrow_ds.errors import ArgumentError, AxesError, MemoryLimitError
 from omearrow_ds.kernels.compiled import worth
 from omearrow_ds.kernels.crops import assemble, crop
@@ -160,27 +161,24 @@ class Collection(StoredImages):
         return tuple([lengths[axis] for axis in self.axes])  # A generator takes one call per axis.
 
     def preload(self, preload: Preload, max_bytes: int | None) -> None:
-        if preload:
-            self._preload(preload, max_bytes)
-        bool(self._decodes_in_threads)  # Locates the pixels of Parquet now, not in each forked worker.
-
-    def _preload(self, preload: Preload, max_bytes: int | None) -> None:
-        limit, limit_name = max_bytes, "max_bytes"
-        if limit is None:
-            limit, limit_name = preload_limit_bytes(), "half of the available memory"
+        """Decode all pixels, unless ``preload`` is False, or is "auto" and they exceed the limit."""
         if isinstance(preload, torch.device) and len(self.shapes):
             self._load_on(preload, max_bytes)
-        elif self.nbytes <= limit:
-            self._load()
-        elif preload == "auto":
-            return
-        else:
-            problem = f"{self.path}: preloading needs {self.nbytes:,} bytes but the limit is {limit:,} ({limit_name})"
-            raise MemoryLimitError(f"{problem}; raise max_bytes, or pass preload=False or 'auto'")
-        if self._normalizer.by_dtype:
-            first = enumerate(self.dtypes[:MAX_IMAGES])
-            warn_of_dark_images(self.path, (self.image(index) for index, dtype in first if dtype == UINT16))
-        self.source.close()
+        elif preload:
+            limit, limit_name = max_bytes, "max_bytes"
+            if limit is None:
+                limit, limit_name = preload_limit_bytes(), "half of the available memory"
+            if self.nbytes <= limit:
+                self._load()
+            elif preload != "auto":
+                problem = f"preloading needs {self.nbytes:,} bytes but the limit is {limit:,} ({limit_name})"
+                raise MemoryLimitError(f"{self.path}: {problem}; raise max_bytes, or pass preload=False or 'auto'")
+        if self.cache is not None or self.on_device is not None:
+            if self._normalizer.by_dtype:
+                first = enumerate(self.dtypes[:MAX_IMAGES])
+                warn_of_dark_images(self.path, (self.image(index) for index, dtype in first if dtype == UINT16))
+            self.source.close()
+        bool(self._decodes_in_threads)  # Locates the pixels of Parquet now, not in each forked worker.
 
     def _load_on(self, device: torch.device, max_bytes: int | None) -> None:
         crops, error = self.crops, partial(ArgumentError, path=self.path, option="preload")
@@ -201,7 +199,7 @@ class Collection(StoredImages):
         if self.on_device is not None:
             return self.on_device.batch([position])[0]
         if self.crops is not None:
-            return self._crop(self.crops.take([position]), np.empty)[0]
+            return self._crop(self.crops, self.crops.take([position]), np.empty)[0]
         rows = self.rows
         if rows is not None:
             return rows.sample(position)
@@ -226,7 +224,7 @@ class Collection(StoredImages):
         if self.on_device is not None:
             return self.on_device.batch(positions)
         if self.crops is not None:
-            return self._crop(self.crops.take(positions) if boxes is None else boxes, allocate)
+            return self._crop(self.crops, self.crops.take(positions) if boxes is None else boxes, allocate)
         plan = self.plan
         if plan.sample_kind is None or not positions:
             images = self._distinct(positions)
@@ -272,34 +270,31 @@ class Collection(StoredImages):
         scale(view, self.plan.divisors[position], sample)
         return sample
 
-    def _crop(self, boxes: Boxes, allocate: Allocate) -> Array | list[Array]:
-        plan, crops = self.plan, self.crops
-        samples: Array | list[Array] | None = None
-        assert crops is not None
+    def _crop(self, crops: CropWindows, boxes: Boxes, allocate: Allocate) -> Any:
+        plan = self.plan
+        samples: Any = None
         if plan.sample_kind is not None and crops.size is not None:
             planes, dtype = plan.sample_kind
             samples = allocate((boxes.shape[1], *self._crop_shape(planes, crops.size)), dtype)
             if crops.resize is None:
-                self._fill(boxes, samples)
+                self._fill(boxes, samples, crops.pad)
                 return samples
         unsized = [
             np.empty(self._crop_shape(plan.cuts[field].shape[:3], size), self._sample_dtype(self.dtypes[field]))
             for field, _, _, *size in boxes.T.tolist()
         ]
-        self._fill(boxes, unsized)
+        self._fill(boxes, unsized, crops.pad)
         if crops.resize is None:
             return unsized
         if samples is None:
-            shape_of, size = self._crop_shape, crops.resize.size
-            samples = [np.empty(shape_of(self.tczyx(part).shape[:3], size), part.dtype) for part in unsized]
+            size = crops.resize.size
+            samples = [np.empty(self._crop_shape(self.tczyx(part).shape[:3], size), part.dtype) for part in unsized]
         for part, sample in zip(unsized, samples, strict=True):
             crops.resize(self.tczyx(part), self.tczyx(sample), smooth=self.is_float32)
         return samples
 
-    def _fill(self, boxes: Boxes, samples: Array | list[Array]) -> None:
-        crops, plan = self.crops, self.plan
-        assert crops is not None
-        pad, threads, stacked = crops.pad, torch.get_num_threads(), None
+    def _fill(self, boxes: Boxes, samples: Array | list[Array], pad: str) -> None:
+        plan, threads, stacked = self.plan, torch.get_num_threads(), None
         if isinstance(samples, np.ndarray):
             stacked = self.tczyx(samples)
             if self.rows is not None:

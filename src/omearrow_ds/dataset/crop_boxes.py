@@ -197,11 +197,12 @@ def make_crops(
     if resize.scales and not is_float32:
         problem = "scaled crops are floats, but normalize=False keeps the stored dtype"
         raise ArgumentError(problem, option="resize", remedy="leave out one of them")
-    for position in () if resize.scales else range(len(crops)):
+    too_large = (crops.sizes > np.reshape(resize.size, (2, 1))).any(axis=0)
+    if too_large.any() and not resize.scales:
+        position = int(too_large.argmax())
         height, width = crops.size_of(position)
-        if height > resize.size[0] or width > resize.size[1]:
-            problem = f"{rows.path}: the box of {rows.image_ids[position]!r} has {height} x {width} pixels"
-            raise AxesError(f"{problem} but pad_to={resize.size}; raise pad_to, or pass resize= instead")
+        problem = f"{rows.path}: the box of {rows.image_ids[position]!r} has {height} x {width} pixels"
+        raise AxesError(f"{problem} but pad_to={resize.size}; raise pad_to, or pass resize= instead")
     return source, replace(crops, rows=rows, resize=resize)
 
 

@@ -636,10 +636,6 @@ class StoredSamples(Dataset[Any]):
         except OMEArrowDSError:  # The dataset was unpickled with its pixels, and the file is gone.
             schema = pa.schema([])
 
-        def unscaled(image: Array, index: int) -> Array:
-            with torch.random.fork_rng([], enabled=collection.is_random):  # Keeps the random state of training.
-                return collection.unscaled(image, int(positions[index]))
-
         def channels(index: int) -> list[str | None]:
             field = fields[index]
             names = [channel["name"] for channel in collection.source.metadata(field)["channels"]]
@@ -651,7 +647,8 @@ class StoredSamples(Dataset[Any]):
             return [names[channel] for channel in shown_indices(collection.plan.cuts[field], shape)[1].tolist()]
 
         def image(index: int) -> Array:
-            return unscaled(collection.image(fields[index]), index)
+            with torch.random.fork_rng([], enabled=collection.is_random):  # Keeps the random state of training.
+                return collection.unscaled(collection.image(fields[index]), int(positions[index]))
 
         image_bytes = collection.image_bytes[fields]
         return Pictures(str(collection.path), self.image_ids, schema, self.column, image_bytes, image, channels)

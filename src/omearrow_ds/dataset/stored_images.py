@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -254,13 +255,11 @@ class StoredImages:
 
 
 def stored_attributes(instance: object) -> dict[str, Any]:
-    """Return the attributes of an object, without those that are computed at first access."""
-    owner = type(instance)
-    return {
-        name: value
-        for name, value in vars(instance).items()
-        if not isinstance(getattr(owner, name, None), cached_property)
-    }
+    """Return the attributes of an object, without those that this package computes at first access."""
+    owners = [owner for owner in type(instance).__mro__ if owner.__module__.startswith("omearrow_ds.")]
+    members = chain.from_iterable(vars(owner).items() for owner in owners)
+    computed = {name for name, member in members if isinstance(member, cached_property)}
+    return {name: value for name, value in vars(instance).items() if name not in computed}
 
 
 def copy_with(original: Instance, **changes: Any) -> Instance:

@@ -130,10 +130,8 @@ def _column(
         remedy = "fill it, or pass nulls='skip' or a callable as target"
         raise ColumnError(f"{source.path}: {problem}; {remedy}", column=name)
     known = _values(column.drop_null(), classes, encode_targets=encode_targets)
-    values: list[Any] = [None] * len(column)
-    for index, value in zip(np.flatnonzero(present).tolist(), known.values, strict=True):
-        values[index] = value
-    return known._replace(values=values, present=present)
+    values = iter(known.values)
+    return known._replace(values=[next(values) if valid else None for valid in present.tolist()], present=present)
 
 
 def _as_numbers(column: pa.ChunkedArray, subject: str) -> pa.ChunkedArray:
@@ -183,7 +181,10 @@ def _refuse_unknown(source: ColumnReader, name: str, column: pa.ChunkedArray, cl
 
 def _values(column: pa.ChunkedArray, classes: tuple[str, ...] | None, *, encode_targets: bool) -> _Column:
     if encode_targets and (classes is not None or is_text(column.type)):
-        return _codes(column, classes)
+        column = column.cast(pa.large_string())
+        classes = tuple(sorted(pc.unique(column).to_pylist())) if classes is None else classes
+        codes = pc.index_in(column, pa.array(classes, pa.large_string())).to_numpy()
+        return _Column(codes.tolist(), None, classes)
     values: list[Any] = column.to_pylist()
     if not pa.types.is_nested(column.type) and not isinstance(column.type, pa.BaseExtensionType):
         return _Column(values, None, None)  # Numbers, text and times are immutable.
@@ -195,13 +196,6 @@ def _values(column: pa.ChunkedArray, classes: tuple[str, ...] | None, *, encode_
 def is_text(kind: pa.DataType) -> bool:
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return kind in _TEXT
-
-
-def _codes(column: pa.ChunkedArray, classes: tuple[str, ...] | None) -> _Column:
-    column = column.cast(pa.large_string())
-    classes = tuple(sorted(pc.unique(column).to_pylist())) if classes is None else classes
-    codes = pc.index_in(column, pa.array(classes, pa.large_string())).to_numpy()
-    return _Column(codes.tolist(), None, classes)
 
 
 def _as_arrays(values: list[Any], column: pa.ChunkedArray) -> list[Any]:

@@ -1,4 +1,4 @@
-"""`omearrow_ds.dataset.cuda.crop_with_torch` as one Triton kernel. Torch's CUDA builds include Triton."""
+"""`omearrow_ds.dataset.windows.crop_with_torch` as one Triton kernel. Torch's CUDA builds include Triton."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.errors import TritonError
 
-from omearrow_ds.dataset.cuda import DeviceScaling, KernelLayout, SampleLayout, crop_with_torch, kernel_layout
+from omearrow_ds.dataset.windows import DeviceScaling, KernelLayout, SampleLayout, crop_with_torch, kernel_layout
 from omearrow_ds.kernels.crops import PADS
 
 _BLOCK = 1024  # Pixels per program: 8 per thread, which are 16 bytes of uint16.

@@ -169,10 +169,11 @@ def _compare(datasets, whole, field_numbers, quarters, size, pad, axes, order):
             np.testing.assert_array_equal(sample, dataset[number])
 
 
+@pytest.mark.parametrize("name", ["arrow", "tiff"])
 @pytest.mark.parametrize("preload", [True, False])
 @pytest.mark.parametrize("pad", ["constant", "edge", "reflect"])
-def test_crop_of_selected_planes_may_be_beyond_the_last_pixel(stores, pad, preload):
-    path, images = stores["arrow", "same"]
+def test_crop_of_selected_planes_may_be_beyond_the_last_pixel(stores, name, pad, preload):
+    path, images = stores[name, "same"]
     table = cells([(3, 10.5)])  # The window of one pixel is column 11 of 0 to 10.
     options = {"objects": table, "crop_size": (1, 1), "pad": pad, "preload": preload, "normalize": False}
     sample = OMEArrowDatasetNumpy(path, select={"C": [0, 1, 0], "Z": 1}, **options)[0]

@@ -16,14 +16,8 @@ from hypothesis import strategies as st
 
 from omearrow_ds.axes import AXES, SampleAxes
 from omearrow_ds.dataset.crop_boxes import CropWindows
-from omearrow_ds.dataset.cuda import (
-    DeviceCropper,
-    DeviceScaling,
-    SampleLayout,
-    crop_with_torch,
-    kernel_layout,
-    triton_kernel_works,
-)
+from omearrow_ds.dataset.cuda import DeviceCropper, triton_kernel_works
+from omearrow_ds.dataset.windows import DeviceScaling, SampleLayout, crop_with_torch, kernel_layout
 from omearrow_ds.kernels.crops import PADS, crops
 from omearrow_ds.kernels.scaling import Scaling
 from omearrow_ds.kernels.stacks import Stacks
