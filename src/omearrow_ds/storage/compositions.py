@@ -29,6 +29,8 @@ class SelectedRows(ImagesWrapper):
     the text of the filter that selected the images; it is empty if null images were left out.
     """
 
+    outline = forwarded("_source.outline")
+
     def __init__(
         self, source: Images, selected: Array, reopen: partial[Images] | None = None, condition: str = ""
     ) -> None:
@@ -119,6 +121,7 @@ class SourceWithColumns(ImagesWrapper):
     read_groups = forwarded("_source.read_groups")
     mapped_stacks = forwarded("_source.mapped_stacks")
     stream = forwarded("_source.stream")
+    outline = forwarded("_source.outline")
 
     def __init__(self, source: Images, added: pa.Table, unread: UnreadColumns | None, rows: pa.Array) -> None:
         super().__init__(source)

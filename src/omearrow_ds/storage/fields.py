@@ -299,9 +299,9 @@ def joined_files(
     # read. With ``kinds``, one number per field, the first field of each number is the reference. With ``skip_errors``,
     # all files are inspected, and a field with the most frequent shape and dtype is the reference.
     module: Any = get_format("tiff").module()
-
-    def new_reader() -> FileReader:
-        folder = Folder(path, "tiff", module.ERRORS, "objects": objects}
+    folder = Folder(path, "tiff", module.ERRORS, objects)
+    folder.root, folder.split_along = root, fields.split_along
+    reader: FileReader = module.TiffReader(folder)
     names = [""] * len(fields.files)
     pages: Sequence[ListedPage | None] = fields.pages or [None] * len(names)
     of_channels = list(map(", channel {}".format, fields.channels)) or [""]
@@ -310,13 +310,13 @@ def joined_files(
             names[number] = f"field {image_id}{of_channels[c]}"
     model = 0
     if skip_errors:
-        model = new_reader().index_of_most(fields.files, pages, (grid.flat for grid in fields.grids), fields.image_ids)
+        model = reader.index_of_most(fields.files, pages, (grid.flat for grid in fields.grids), fields.image_ids)
     first, like = fields.grids[model][0, :, 0], np.zeros(len(names), np.int64)
     of_kind = [0] * len(fields.grids) if kinds is None else kinds.tolist()
     firsts: dict[int, Array] = {of_kind[model]: first}
     for grid, kind in zip(fields.grids, of_kind, strict=True):
         like[grid] = firsts.setdefault(kind, grid[0, :, 0])[:, None]
-    source = open_files(new_reader(), root, fields.files, names, like.tolist(), pages)
+    source = open_files(reader, root, fields.files, names, like.tolist(), pages)
     examples: dict[str, str] = {}
     for number in first.tolist():
         kind = f"{tuple(source.shapes[number].tolist())} {source.dtypes[number]}"

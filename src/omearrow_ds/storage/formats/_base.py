@@ -265,7 +265,6 @@ class ImagesWrapper(Images):
     labels = forwarded("_source.labels")
     mask_name_stems = forwarded("_source.mask_name_stems")
     metadata = forwarded("_source.metadata")
-    outline = forwarded("_source.outline")
     storage_info = forwarded("_source.storage_info")
     stored_files = forwarded("_source.stored_files")
     stored_size = forwarded("_source.stored_size")
