@@ -174,7 +174,7 @@ def _naive_utc(text: str) -> datetime:
     return date if date.tzinfo is None else date.astimezone(UTC).replace(tzinfo=None)
 
 
-class _Part(NamedTuple):
+class _OMEPart(NamedTuple):
     """An image with planes in a file."""
 
     image: ET.Element
@@ -217,7 +217,7 @@ def own_description(root: ET.Element, own_name: str, num_pages: int, split_along
     return ET.tostring(root, encoding="unicode") if parts else None
 
 
-def _part(image: ET.Element, is_own: Callable[[ET.Element], bool], num_pages: int) -> _Part | None:
+def _part(image: ET.Element, is_own: Callable[[ET.Element], bool], num_pages: int) -> _OMEPart | None:
     """Return an image with the pages of its planes in this file; None without any."""
     pixels = image.find("{*}Pixels")
     if pixels is None:
@@ -238,10 +238,10 @@ def _part(image: ET.Element, is_own: Callable[[ET.Element], bool], num_pages: in
         for number in range(min(num_planes, num_pages)):
             indices = dict(zip(order, np.unravel_index(int(first) + number, [sizes[a] for a in order]), strict=True))
             pages[tuple(int(indices[axis]) for axis in _PLANE_AXES)] = page + number
-    return _Part(image, pixels, sizes, pages, is_shared) if pages else None
+    return _OMEPart(image, pixels, sizes, pages, is_shared) if pages else None
 
 
-def _keep_own_planes(part: _Part, split_along: str) -> bool:
+def _keep_own_planes(part: _OMEPart, split_along: str) -> bool:
     """Remove planes of other files from the description; return False if the others do not form an image."""
     present = [sorted(set(positions)) for positions in zip(*part.pages, strict=True)]
     split = {axis for axis, positions in zip(_PLANE_AXES, present, strict=True) if len(positions) < part.sizes[axis]}

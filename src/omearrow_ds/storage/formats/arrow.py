@@ -47,7 +47,7 @@ _Images: TypeAlias = ImageBlock | Array
 
 
 @dataclass
-class _File:
+class _OpenArrowFile:
     """Arrow IPC file that a process has mapped, with cached images of record batches."""
 
     mapping: MappedFile | _ObjectMemory
@@ -58,7 +58,7 @@ class _File:
     valid_batches: set[int] = field(default_factory=set)
 
     @classmethod
-    def of(cls, mapping: MappedFile | _ObjectMemory) -> _File:
+    def of(cls, mapping: MappedFile | _ObjectMemory) -> _OpenArrowFile:
         mapped = pa.py_buffer(mapping.file)
         return cls(mapping, mapped, pa.ipc.open_file(mapped))
 
@@ -149,12 +149,12 @@ class ArrowTable(StoredTable):
                 batch.validate(full=True)
                 yield batch
 
-    def _open(self) -> _File:
+    def _open(self) -> _OpenArrowFile:
         if self.objects is None:
             with self.guard:
                 mapping = MappedFile(self.path)
                 refuse_other(self.path, mapping.file[:_START])
-                return _File.of(mapping)
+                return _OpenArrowFile.of(mapping)
         with self.guard.interpreting():
             file = self._bytes.get()
             assert isinstance(file, ObjectFile)
@@ -162,9 +162,9 @@ class ArrowTable(StoredTable):
             try:
                 memory = _ObjectMemory(file, layout_of(file, self.path))
             except UnplacedError:
-                return _File.of(CopiedFile(self.guard, self.objects))
+                return _OpenArrowFile.of(CopiedFile(self.guard, self.objects))
             file.clear_cache()
-            return _File.of(memory)
+            return _OpenArrowFile.of(memory)
 
     @property
     def _memory(self) -> _ObjectMemory | None:

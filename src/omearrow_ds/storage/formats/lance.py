@@ -99,7 +99,7 @@ def _marked(field: pa.Field, path: Sequence[str], metadata: dict[str, str]) -> p
     return field.with_type(pa.struct(fields))
 
 
-class _File(NamedTuple):
+class _DataFile(NamedTuple):
     """A data file: its name, fragment, first image and number of images, and the image locations if known."""
 
     name: str
@@ -256,7 +256,7 @@ class LanceTable(StoredTable):
         ours = bool(self._files) and self._has_mark
         return ours and large and len(self.header.image_ids) > 1 and compression == "none" and self.engine != engine
 
-    def _find_files(self, dataset: lance.LanceDataset) -> list[_File]:
+    def _find_files(self, dataset: lance.LanceDataset) -> list[_DataFile]:
         """Return the data files if each holds a whole fragment and all images are plainly stored; else []."""
         leaf, others = self.header.leaf_fields()
         files = [] if leaf is None else whole_files(dataset)
@@ -284,10 +284,10 @@ class LanceTable(StoredTable):
         starts = np.cumsum([0, *map(len, stored)]).tolist()
         return list(map(self._file, files, starts, stored, readers))
 
-    def _file(self, file: WholeFile, start: int, chunks: pa.Array, reader: LanceFileReader) -> _File:
+    def _file(self, file: WholeFile, start: int, chunks: pa.Array, reader: LanceFileReader) -> _DataFile:
         """Return a data file, with the locations of its images if it stores them uncompressed, or each with zstd."""
         rows = slice(start, start + len(chunks))
-        plain = _File(file.name, file.fragment, start, len(chunks), None)
+        plain = _DataFile(file.name, file.fragment, start, len(chunks), None)
         starts, stops, _ = list_bounds(chunks, f"{self.path}: chunks")
         pieces = stops - starts
         one_each = pieces.all() and (pieces == self.header.shapes[rows, :2].prod(axis=1)).all()  # a null image has none
