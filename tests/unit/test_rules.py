@@ -223,7 +223,7 @@ def test_pixels_never_become_python_objects():
         },
         "storage/remote_parts_source.py": {"pc.count_distinct(self.column(name), 'all')"},
         "storage/jobs.py": {"self.checksums"},
-        "storage/stats.py": {"opened.column(name)", "self.table"},
+        "storage/stats.py": {"source.column(name)", "self.table"},
         "storage/keys.py": {"encoded.dictionary", "columns[row][index]"},
         "storage/masks.py": {"source.column(column)"},
         "storage/listed.py": {

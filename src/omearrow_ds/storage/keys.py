@@ -162,8 +162,8 @@ def _number(value: Any) -> Any:
     return _text(value) if match is None else int(match[1])
 
 
-def column_names_of(on: On | None) -> list[str]:
-    """Return the columns of a table that ``on=`` names; other values than names are refused later."""
+def column_names_of(on: Any) -> list[str]:
+    """Return the columns of a table that an option names; other values than names are refused later."""
     return [] if on is None else [right for _, right in _named_pairs(on) if isinstance(right, str)]
 
 

@@ -160,9 +160,8 @@ class ObjectSettings:
         if center is not None and box:
             problem, remedy = f"box={box!r} also sets positions", "pass only one of them"
             raise ArgumentError(problem, option="center", value=center, remedy=remedy)
-        positions_of = [name for names in (center, box) if isinstance(names, Sequence) for name in names]
-        needed = {*_USED_COLUMNS, *source.column_names, *column_names_of(self.on)}
-        needed.update(name for name in positions_of if isinstance(name, str))
+        needed = {*_USED_COLUMNS, *source.column_names}
+        needed.update(*map(column_names_of, (self.on, center, box)))
         joined = read_input_table(objects, "objects", self.types, needed)
         self.types.refuse_unknown()
         pairs = choose_pairs(source, joined, self.on)
