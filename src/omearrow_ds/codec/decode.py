@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from omearrow_ds.codec import schema
 from omearrow_ds.codec.leaves import (
     NO_COMPRESSION,
+    Array,
     ByteLeaf,
     ListLeaf,
     among,
@@ -33,8 +34,8 @@ from omearrow_ds.codec.leaves import (
 from omearrow_ds.errors import DecodeError, MemoryLimitError
 from omearrow_ds.resources import available_bytes, image_bytes, pixel_count
 
-Array = np.ndarray[Any, Any]
 _ASKED_BYTES = 2**28  # A query of the free memory takes longer than a small image.
+STAGES = {f"ImageBlock.{name}": "decode" for name in ("__init__", "__getitem__", "images", "stack")}
 
 
 def new_image(shape: Sequence[int], dtype: np.dtype[Any], subject: object, *, zeros: bool = False) -> Array:

@@ -15,11 +15,7 @@ from omearrow_ds.errors import DecodeError
 Array = np.ndarray[Any, Any]
 NO_COMPRESSION = (None, "", "none")
 _INT64_LIMIT = 2.0**63
-_CONTIGUOUS = (
-    pa.types.is_null,
-    pa.types.is_fixed_size_binary,
-    pa.types.is_binary,
-)  # Cast to large binary.
+_CAST_TYPES = (pa.lib.Type_NA, pa.lib.Type_FIXED_SIZE_BINARY, pa.lib.Type_BINARY)  # Bytes to cast to large binary.
 _TEXT_TYPES = (pa.lib.Type_NA, pa.lib.Type_STRING, pa.lib.Type_LARGE_STRING, pa.lib.Type_STRING_VIEW)
 # Zero-copy array of numbers without nulls. Arrow's `to_numpy` would import pandas, which takes 0.3 s.
 numbers: Callable[[pa.Array], Array] = np.from_dlpack
@@ -78,7 +74,7 @@ class ByteLeaf(ListLeaf):
         payload, self._nulls = child(structs, "pixel_bytes", subject), None
         can_scatter = _is_scattered(payload.type)
         self._is_scattered = can_scatter and _viewed_bytes(payload) > decoded_bytes()
-        if (can_scatter and not self._is_scattered) or any(is_type(payload.type) for is_type in _CONTIGUOUS):
+        if (can_scatter and not self._is_scattered) or payload.type.id in _CAST_TYPES:
             payload = payload.cast(pa.large_binary())
         if pa.types.is_large_binary(payload.type):
             _, offsets, data = payload.buffers()

@@ -77,7 +77,7 @@ def _plane_by_plane(fields: Stacks, boxes: Sequence[Array], out: Array, divisor:
     uneven = not fields.has_equal_strides or any(stride % size for stride in steps[4:])
     if uneven or isinstance(divisor, Scaling) or not out.flags.c_contiguous:
         return False
-    offsets = np.array([np.dot(plane, steps[1:4]) for plane in np.ndindex(*fields.like.shape[1:4])], np.int64)
+    offsets = np.indices(fields.like.shape[1:4]).reshape(3, -1).T @ np.array(steps[1:4])
     located = fields.located(boxes[0])  # Keeps the memory.
     planes, plane = out.reshape(-1, 1, 1, 1, *out.shape[-2:]), fields.like[:1, 0, 0, 0][:, None, None, None]
     for origin, which, origins in strided_groups((located.addresses[:, None] + offsets).ravel(), plane):
@@ -111,12 +111,8 @@ def _plan(
     _, *sp, sy, sx = (stride // stored.itemsize for stride in strides)
     on, *op, oy, ox = (stride // out_dtype.itemsize for stride in out_strides)
     *ip, iy, ix = illumination_steps
-    planes = [
-        sum(step * index for step, index in zip(steps, plane, strict=True))
-        for plane in np.ndindex(*shape[1:4])
-        for steps in (sp, op, ip)
-    ]
-    table = np.array([*shape[-2:], *window[-2:], sy, sx, on, oy, ox, iy, ix, *planes], np.int64)
+    planes = np.indices(shape[1:4]).reshape(3, -1).T @ np.array([sp, op, ip]).T  # The offsets in s, o and i per plane.
+    table = np.array([*shape[-2:], *window[-2:], sy, sx, on, oy, ox, iy, ix, *planes.ravel()], np.int64)
     pixels, factors = f"{stored.name} {'r' if aligned else 'unaligned'}", "none" if copied else "float32 r"
     return table, (pixels, f"{out_dtype.name} w", *["int64 r"] * 5, factors, "float32 r", "int64")
 

@@ -117,7 +117,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
         self._world_size = rank_and_world_size()[1]
         self._begin_lock = threading.RLock()
         self._epoch: weakref.ref[EpochIterator] | None = None
-        self._own_parts: PartsSampler | None = None
+        self._own_parts = self.sampler if isinstance(self.sampler, PartsSampler) else None
         shares = isinstance(self.sampler, DistributedSampler) and self.sampler is not kwargs.get("sampler")
         if shares and self._world_size > 1 and self.batch_sampler is not None:
             batches = SharedBatches(self.sampler, self.batch_size, self.drop_last)  # type: ignore[arg-type]
@@ -158,11 +158,10 @@ class OMEArrowDataLoader(DataLoader[Any]):
 
         It differs from ``sampler`` if that was created before the process group.
         """
-        if not isinstance(self.sampler, PartsSampler):
-            return None
-        ranks = Ranks.from_environment(*rank_and_world_size())
-        if self._own_parts is None or self._own_parts.ranks != ranks:
-            self._own_parts = self.sampler if self.sampler.ranks == ranks else self.sampler.divided(ranks)
+        if self._own_parts is not None:
+            ranks = Ranks.from_environment(*rank_and_world_size())
+            if self._own_parts.ranks != ranks:
+                self._own_parts = self._own_parts.divided(ranks)
         return self._own_parts
 
     def _get_iterator(self) -> Any:

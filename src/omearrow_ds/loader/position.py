@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -71,11 +71,7 @@ class EpochProgress:
         states = list(state["generators"])
         saved = {"filter": None, **state["loader"], "generators": len(states) - state["begun"]}
         own = {"filter": None, **loader, "generators": len(generators)}
-        differences = ", ".join(
-            f"{name} was {saved.get(name)} and is now {value}"
-            for name, value in own.items()
-            if saved.get(name) != value
-        )
+        differences = describe_differences(saved, own)
         if differences:
             problem = f"was saved by a loader with other settings: {differences}"
             raise ArgumentError(problem, option="state", remedy="create the loader with the previous settings")
@@ -85,6 +81,12 @@ class EpochProgress:
         for generator, generator_state in zip(generators, states, strict=True):
             generator.set_state(generator_state)
         return cls(int(state["epoch"]))
+
+
+def describe_differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+    """Return the settings of a loader that differ from those in a saved state, as text."""
+    changed = ((name, value) for name, value in own.items() if saved.get(name) != value)
+    return ", ".join(f"{name} was {saved.get(name)} and is now {value}" for name, value in changed)
 
 
 @dataclass(eq=False)
@@ -103,11 +105,11 @@ class LoaderPosition:
     rest: Any = None  # `RemainingBatches` of the last epoch whose order was drawn from generators of the loader.
     saved: EpochProgress | None = None  # Loaded, and not yet continued.
     chosen: int | None = None  # Epoch that a framework chose by ``sampler.set_epoch`` for the next iteration.
+    was_chosen: bool = False  # Whether an epoch was ever chosen.
 
     def __post_init__(self) -> None:
         """Give samplers without ``set_epoch`` this method, which Lightning calls; most samplers of torch lack it."""
-        # Whether iterations have the epoch of the sampler if none is chosen, and the last known epoch of the sampler.
-        self.is_fixed, self.sampler_epoch = not self.sets_epochs, self._epoch_of_sampler
+        self.sampler_epoch = self._epoch_of_sampler  # The last known one.
         for sampler in self.samplers:
             if not _has_set_epoch(sampler):
                 with suppress(AttributeError):  # Lists and other objects without attributes.
@@ -125,8 +127,7 @@ class LoaderPosition:
         chosen, self.chosen = self.chosen, None
         if self.sampler_epoch != self._epoch_of_sampler:
             chosen = self.sampler_epoch = self._epoch_of_sampler
-        if chosen is not None:
-            self.is_fixed = not self.sets_epochs or not _is_single_process()
+        self.was_chosen = self.was_chosen or chosen is not None
         return chosen
 
     def pop_next(self) -> tuple[EpochProgress, EpochProgress | None]:
@@ -135,19 +136,19 @@ class LoaderPosition:
         # A framework that counts the iterations of this process begins at 0, also after a later epoch was saved.
         if saved is not None and (chosen is None or chosen <= saved.epoch):
             return saved, None
-        if chosen is None and self.is_fixed:
+        is_single = rank_and_world_size()[1] == 1
+        if chosen is None and (not self.sets_epochs or (self.was_chosen and not is_single)):
             chosen = self._epoch_of_sampler
         if chosen is not None:
             return EpochProgress(chosen), saved
         last = self.progress
-        return EpochProgress(last.epoch + (last.ended or (last.begun and _is_single_process()))), None
+        return EpochProgress(last.epoch + (last.ended or (last.begun and is_single))), None
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration, which continues a loaded state if the state is from this epoch."""
         if self.saved is not None and self.saved.epoch != epoch:
             self.saved = None
-        self.progress, self.chosen = EpochProgress(epoch), None
-        self.is_fixed = not self.sets_epochs or not _is_single_process()
+        self.progress, self.chosen, self.was_chosen = EpochProgress(epoch), None, True
         self.set_samplers(epoch, always=True)
 
     def set_samplers(self, epoch: int, *, always: bool) -> None:
@@ -166,10 +167,6 @@ class LoaderPosition:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "progress": replace(self.following(), rest=None, waiting={}), "rest": None}
-
-
-def _is_single_process() -> bool:
-    return rank_and_world_size()[1] == 1
 
 
 def _has_set_epoch(sampler: Any) -> bool:

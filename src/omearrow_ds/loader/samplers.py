@@ -30,7 +30,7 @@ from torch.utils.data import DistributedSampler, Sampler
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.dataset.stored_images import copy_with
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.loader.position import EpochProgress
+from omearrow_ds.loader.position import EpochProgress, describe_differences
 from omearrow_ds.storage.formats._base import PartFetches
 from omearrow_ds.text import count
 
@@ -264,9 +264,7 @@ class PartsSampler(DistributedSampler[Any]):
         """Restore the order of a saved state, and return the progress to resume from."""
         own = {"version": VERSION, "samples": self.samples, "parts": self.digest, "shuffle": self.plan.shuffle}
         saved = state if isinstance(state, Mapping) else {}
-        differences = ", ".join(
-            f"{name} was {saved.get(name)} and is now {now}" for name, now in own.items() if saved.get(name) != now
-        )
+        differences = describe_differences(saved, own)
         problem, remedy, step = "", "", self.ranks.ranks * (batch_size or 1)
         if differences:
             problem = f"was saved with other samples or parts: {differences}"

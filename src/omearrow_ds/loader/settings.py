@@ -59,6 +59,7 @@ class Setting(NamedTuple):
 
 
 Settings = dict[str, Setting]
+Arguments = Mapping[str, Any]  # Keyword arguments of the loader that are not None.
 _GIVEN = "as given"
 
 
@@ -94,7 +95,7 @@ def _value(settings: Settings, name: str) -> Any:
     return settings[name].value if name in settings else None
 
 
-def _collate_fn(collate: Any, passed: Mapping[str, Any], *, has_batches: bool) -> Setting:
+def _collate_fn(collate: Any, passed: Arguments, *, has_batches: bool) -> Setting:
     functions = {"pad": collate_padded, "list": collate_listed}
     if collate not in functions:
         allowed = f"one of {', '.join(map(repr, functions))}, or None"
@@ -122,7 +123,7 @@ def copied_to(device: torch.device | None) -> bool:
     return device is not None and device.type == "cuda"
 
 
-def _transfer_settings(dataset: Any, settings: Settings, passed: Mapping[str, Any]) -> Settings:
+def _transfer_settings(dataset: Any, settings: Settings, passed: Arguments) -> Settings:
     target, device = settings["device"].value, pixel_device(dataset)
     if device is not None or not copied_to(target):
         why = "the target is not a CUDA device" if device is None else f"batches are created on {device}"
@@ -139,7 +140,7 @@ def _transfer_settings(dataset: Any, settings: Settings, passed: Mapping[str, An
     return {name: setting for name, setting in chosen.items() if name not in passed}
 
 
-def _order(dataset: Any, batch_size: int | None, passed: Mapping[str, Any], shuffle_fields: int | None) -> Settings:
+def _order(dataset: Any, batch_size: int | None, passed: Arguments, shuffle_fields: int | None) -> Settings:
     (rank, world_size), shuffle = rank_and_world_size(), bool(passed.get("shuffle"))
     sampler: Any
     if shuffle_fields is not None:
@@ -163,7 +164,7 @@ def _order(dataset: Any, batch_size: int | None, passed: Mapping[str, Any], shuf
     return {"sampler": Setting(sampler, why), "shuffle": Setting(None, f"by the sampler: {shuffle}")}
 
 
-def _given_sampler(passed: Mapping[str, Any]) -> Settings:
+def _given_sampler(passed: Arguments) -> Settings:
     rank, world_size = rank_and_world_size()
     why = _GIVEN if world_size == 1 else f"{_GIVEN} on each of {world_size} ranks: it must divide the samples itself"
     if "sampler" not in passed:
@@ -274,12 +275,12 @@ def share_batches(batch_sampler: Any, ranks: int) -> None:
         wrappers.append(sampler)
 
 
-def _seed(passed: Mapping[str, Any]) -> int:
+def _seed(passed: Arguments) -> int:
     generator = passed.get("generator")
     return 0 if generator is None else generator.initial_seed() % 2**32
 
 
-def _of_parts(dataset: StoredSamples, layout: PartLayout, passed: Mapping[str, Any]) -> PartsSampler:
+def _of_parts(dataset: StoredSamples, layout: PartLayout, passed: Arguments) -> PartsSampler:
     ranks = Ranks.from_environment(*rank_and_world_size())
     is_local = "generator" not in passed and ranks.ranks == 1  # `torch.manual_seed` may differ between ranks.
     seed = torch.initial_seed() % 2**32 if is_local else _seed(passed)
@@ -290,7 +291,7 @@ def _of_parts(dataset: StoredSamples, layout: PartLayout, passed: Mapping[str, A
     return sampler
 
 
-def _not_of_parts(dataset: Dataset[Any], passed: Mapping[str, Any]) -> Settings:
+def _not_of_parts(dataset: Dataset[Any], passed: Arguments) -> Settings:
     """Return the setting that explains torch's order for collections in parts below other datasets."""
     is_ours = every_part(dataset, lambda _: True)
     if "shuffle" not in passed or not is_ours or every_part(dataset, lambda part: part._collection.part_layout is None):
@@ -300,7 +301,7 @@ def _not_of_parts(dataset: Dataset[Any], passed: Mapping[str, Any]) -> Settings:
 
 
 def _windowed(
-    dataset: Any, window: int, batch_size: int | None, passed: Mapping[str, Any]
+    dataset: Any, window: int, batch_size: int | None, passed: Arguments
 ) -> tuple[WindowedSampler | SharedWindowedSampler, str]:
     """Return a sampler for ``shuffle_fields``, and its description.
 
@@ -329,7 +330,7 @@ def _windowed(
     return sampler, f"{why}; rank {rank} of {world_size} ranks reads a part of the windows"
 
 
-def _with_workers(passed: Mapping[str, Any]) -> Settings:
+def _with_workers(passed: Arguments) -> Settings:
     defaults = {
         "persistent_workers": Setting(True, "workers start once, not in each epoch"),
         "prefetch_factor": Setting(2, "each worker creates one batch while another one waits"),
@@ -343,7 +344,7 @@ def _with_workers(passed: Mapping[str, Any]) -> Settings:
     return {name: setting for name, setting in defaults.items() if name not in passed}
 
 
-def _without(passed: Mapping[str, Any], num_workers: Any) -> Settings:
+def _without(passed: Arguments, num_workers: Any) -> Settings:
     """Return defaults of settings that torch refuses without workers, if ``"auto"`` chose no workers."""
     defaults = {"persistent_workers": False, "prefetch_factor": None, "multiprocessing_context": None, "timeout": 0}
     is_auto = num_workers == "auto"
@@ -351,7 +352,7 @@ def _without(passed: Mapping[str, Any], num_workers: Any) -> Settings:
 
 
 def _workers(
-    dataset: Dataset[Any], batch_size: int | None, num_workers: Any, passed: Mapping[str, Any], sampler: Any
+    dataset: Dataset[Any], batch_size: int | None, num_workers: Any, passed: Arguments, sampler: Any
 ) -> Setting:
     device = pixel_device(dataset)
     if num_workers == "auto":
@@ -378,9 +379,7 @@ def _reason_for_no_workers(dataset: Dataset[Any], device: torch.device | None) -
     return "only one core is available" if available_cores() == 1 else None
 
 
-def _measured_workers(
-    dataset: Dataset[Any], batch_size: int | None, passed: Mapping[str, Any], sampler: Any
-) -> Setting:
+def _measured_workers(dataset: Dataset[Any], batch_size: int | None, passed: Arguments, sampler: Any) -> Setting:
     cores, collate_fn, init = available_cores(), passed.get("collate_fn", collate_alike), passed.get("worker_init_fn")
     tried = dataset
     try:

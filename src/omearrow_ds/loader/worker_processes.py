@@ -140,13 +140,21 @@ class _Popen(Popen):
 
     def _launch(self, process: Any) -> None:
         described = spawn.get_preparation_data(process.name)
-        buffer = io.BytesIO()
+        buffer, pickled = io.BytesIO(), io.BytesIO()
+        pickler = _Pickler(pickled)
+        process.environment = dict(os.environ)
+        process.main_objects = PickledCall(dict, pickler.main_objects)  # The last attribute, so it is pickled last.
         set_spawning_popen(self)
         try:
             ForkingPickler(buffer).dump({name: value for name, value in described.items() if name not in _MAIN_SCRIPT})
-            pickler = _dump(process, buffer)
+            pickler.dump(process)
+        except UNPICKLABLE as error:
+            problem = f"the dataset, collate_fn or worker_init_fn cannot be pickled for a worker: {error}"
+            remedy = "remove locks, open files and handles from their attributes, or pass num_workers=0"
+            raise ArgumentError(problem, option="num_workers", remedy=remedy) from error
         finally:
             set_spawning_popen(None)
+        pickle.dump(PickledCall(_rebuild_process, pickled.getvalue()), buffer)
         self.sentinel, writing = _server(os.getpid()).connect_to_new_process(self._fds)  # type: ignore[attr-defined]
         keep_open = os.dup(writing)  # The worker sees its other end close when this process ends.
         self.finalizer = util.Finalize(self, util.close_fds, (keep_open, self.sentinel))  # type: ignore[attr-defined]
@@ -154,21 +162,6 @@ class _Popen(Popen):
             pipe.write(buffer.getbuffer())
         del pickler  # It owns temporary objects, such as shared generator states, until they are sent.
         self.pid = read_signed(self.sentinel)
-
-
-def _dump(process: _Process, buffer: io.BytesIO) -> _Pickler:
-    pickled = io.BytesIO()
-    pickler = _Pickler(pickled)
-    process.environment = dict(os.environ)
-    process.main_objects = PickledCall(dict, pickler.main_objects)  # The last attribute, so it is pickled last.
-    try:
-        pickler.dump(process)
-    except UNPICKLABLE as error:
-        problem = f"the dataset, collate_fn or worker_init_fn cannot be pickled for a worker: {error}"
-        remedy = "remove locks, open files and handles from their attributes, or pass num_workers=0"
-        raise ArgumentError(problem, option="num_workers", remedy=remedy) from error
-    pickle.dump(PickledCall(_rebuild_process, pickled.getvalue()), buffer)
-    return pickler
 
 
 class PickledCall:
