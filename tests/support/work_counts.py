@@ -70,15 +70,15 @@ CALLED = {
     "lance list": (48, 85, 59, 49),
     "vortex bytes": (23, 80, 54, 34),
     "vortex list": (8, 12, 31, 12),
-    "duckdb bytes": (79, 116, 90, 75),
-    "duckdb list": (76, 113, 87, 72),
+    "duckdb bytes": (72, 109, 83, 71),
+    "duckdb list": (69, 106, 80, 68),
     "arrow bytes": (8, 12, 29, 15),
     "arrow list": (8, 12, 29, 15),
     "tiff bytes": (17, 130, 104, 137),
     "ome_zarr bytes": (35, 285, 259, 436),
     "ome_arrow bytes": (22, 75, 49, 17),
     "parquet bytes by pyarrow": (118, 53),
-    "parquet_duck bytes by duckdb": (88, 70),
+    "parquet_duck bytes by duckdb": (81, 64),
     "lance bytes by lance": (36, 26),
 }
 

@@ -24,26 +24,26 @@ numbers: Callable[[pa.Array], Array] = np.from_dlpack
 class ListLeaf:
     """Pixels as lists of numbers; those of list views may be scattered, so that no slice contains several pieces."""
 
+    _nulls: Array | None = None
+    _has_bytes = False  # Whether positions are those of bytes.
+
     def __init__(self, structs: pa.StructArray, subject: str) -> None:
         lists = child(structs, "pixels", subject)
-        self._set_valid(lists)
+        self._valid = None if lists.null_count == 0 else flags(lists.is_valid())
         self._is_scattered = is_list_view(lists.type)
         self.starts, self.stops, values = list_bounds(lists, f"{subject}: pixels")
         self._nulls = flags(values.is_null()) if values.null_count else None
         self._data = _numbers(values, subject)
 
-    def _set_valid(self, pieces: pa.Array) -> None:
-        self._valid = None if pieces.null_count == 0 else flags(pieces.is_valid())
-
     def has(self, piece: int) -> bool:
         """Whether this leaf stores the pixels of the piece, that is, its value is not null."""
         return self._valid is None or bool(self._valid[piece])
 
-    def holds(self, pieces: Array, counts: Array, itemsizes: Array) -> Array:  # noqa: ARG002  # Of bytes.
+    def holds(self, pieces: Array, counts: Array, itemsizes: Array) -> Array:
         """Return one bool per piece: whether it has ``counts`` pixels without nulls that `run` can slice as stored."""
         if self._is_scattered:
             return np.zeros(len(pieces), bool)
-        good: Array = self.stops[pieces] - self.starts[pieces] == counts
+        good: Array = self.stops[pieces] - self.starts[pieces] == (counts * itemsizes if self._has_bytes else counts)
         if self._valid is not None:
             good &= self._valid[pieces]
         if self._nulls is not None:
@@ -70,8 +70,10 @@ class ByteLeaf(ListLeaf):
     if they take at most ``decoded_bytes``. Otherwise each piece is read separately, as views can repeat small data.
     """
 
+    _has_bytes = True
+
     def __init__(self, structs: pa.StructArray, subject: str, decoded_bytes: Callable[[], float]) -> None:
-        payload, self._nulls = child(structs, "pixel_bytes", subject), None
+        payload = child(structs, "pixel_bytes", subject)
         can_scatter = _is_scattered(payload.type)
         self._is_scattered = can_scatter and _viewed_bytes(payload) > decoded_bytes()
         if (can_scatter and not self._is_scattered) or payload.type.id in _CAST_TYPES:
@@ -85,17 +87,15 @@ class ByteLeaf(ListLeaf):
             self._payload = payload
         else:
             raise DecodeError(f"{subject}: pixel_bytes has the type {payload.type}, expected binary; cast it")
-        self._set_valid(payload)
+        self._valid = None if payload.null_count == 0 else flags(payload.is_valid())
         self._dtypes, self._compressions = (
             child(structs, name, subject) if structs.type.get_all_field_indices(name) else None
             for name in ("dtype", "compression")
         )
 
-    def holds(self, pieces: Array, counts: Array, itemsizes: Array) -> Array:
-        return super().holds(pieces, counts * itemsizes, itemsizes)
-
     def run(self, first: int, count: int, dtype: np.dtype[Any]) -> Array:
-        return super().run(first, count * dtype.itemsize, dtype).view(dtype)
+        start = self.starts[first]
+        return self._data[start : start + count * dtype.itemsize].view(dtype)
 
     def piece(self, piece: int, count: int, dtype: np.dtype[Any], subject: str) -> Array:
         name = _text(self._dtypes, piece, f"{subject}: dtype")
@@ -106,7 +106,7 @@ class ByteLeaf(ListLeaf):
             scalar = scalar.value if isinstance(scalar, pa.DictionaryScalar) else scalar
             payload = np.frombuffer(scalar.as_buffer(), np.uint8)
         else:
-            payload = super().piece(piece, count, dtype, subject)
+            payload = self._data[self.starts[piece] : self.stops[piece]]
         if compression is not None and compression.strip().lower() not in NO_COMPRESSION:
             payload = decompress(payload, compression, count * stored.itemsize, subject)
         if len(payload) % stored.itemsize:

@@ -11,14 +11,19 @@ from typing import Any
 import numpy as np
 
 from omearrow_ds.errors import ImageIndexError
-from omearrow_ds.kernels.compiled import Loop, compiled, worth
+from omearrow_ds.kernels.compiled import worth
 from omearrow_ds.kernels.crops import crops, windows_by_loop
-from omearrow_ds.kernels.scaling import COMPILED, FLOAT32, Array, Divisor, divides, division, first_of, scale
+from omearrow_ds.kernels.scaling import COMPILED, FLOAT32, Array, Divisor, divided, divides, first_of, pixel_loop, scale
 from omearrow_ds.kernels.stacks import Stacks
 
 _ROW_BY_ROW_BYTES = 128 * 1024
 _TOGETHER_BYTES = 2**22
 _THREADED_BYTES = 8 * 2**20  # Smaller batches do not gain from threads.
+_FROM_TYPES = ("int64 r", "int64 r", "float32 w", "float32", "int64")
+STAGES = {
+    **dict.fromkeys(("scale", "gather", "crops", "fill_in_threads"), "normalize"),
+    **dict.fromkeys(("DecodedRows.sample", "DecodedRows.batch"), "select"),
+}
 
 
 class DecodedRows:
@@ -41,7 +46,7 @@ class DecodedRows:
         if stacks.requests is not None:
             stacks.prepare(position)
         if worth(sample.nbytes) and self._flat is not None:
-            divide = division(self._flat.dtype)
+            divide = pixel_loop(divided, self._flat.dtype, "float32 w", "float32")
             if divide is not None:
                 divide(self._flat[position], sample.reshape(-1), self._divisor)
                 return sample
@@ -112,7 +117,8 @@ def gather(stacks: Stacks, positions: Array, out: Array, divisor: Divisor) -> No
         return
     only, is_worth = stacks.single_array, worth(out.nbytes)
     if is_worth and only is not None and isinstance(divisor, np.float32):
-        loop = compiled(_divided_at, _types_of(only.dtype)) if only.flags.c_contiguous and divides(only, out) else None
+        is_plain = only.flags.c_contiguous and divides(only, out)
+        loop = pixel_loop(_divided_at, only.dtype, "int64 r", "float32 w", "float32") if is_plain else None
         if loop is not None and loop(only.reshape(-1), positions, out.reshape(-1), divisor):
             return
     if np.maximum.reduce(positions.view(np.uint64)) >= stacks.num_images:  # Negative positions become large.
@@ -151,7 +157,8 @@ def _by_loop(stacks: Stacks, positions: Array, out: Array, divisor: Divisor) -> 
     ones, shape = (1,) * (6 - like.ndim), like.shape[1:]
     for origin, which, origins in stacks.strided_groups(positions):
         if plain:
-            loop = _division_of(like.dtype, aligned=origin.flags.aligned)
+            access = "r" if origin.flags.aligned else "unaligned"
+            loop = pixel_loop(_divided_from, like.dtype, *_FROM_TYPES, access=access)
             if loop is None:
                 return False
             loop(first_of(origin), origins, which, out.reshape(-1), divisor, size)
@@ -162,20 +169,6 @@ def _by_loop(stacks: Stacks, positions: Array, out: Array, divisor: Divisor) -> 
                 return False
         done += len(which)
     return done == len(out)
-
-
-@functools.cache
-def _types_of(pixels: np.dtype[Any]) -> tuple[str, ...]:
-    """Return the argument types of `_divided_at`; the name of a dtype takes as long as scaling a small image."""
-    return (f"{pixels.name} r", "int64 r", "float32 w", "float32")
-
-
-@functools.cache
-def _division_of(pixels: np.dtype[Any], *, aligned: bool) -> Loop | None:
-    """Return a loop that divides aligned or unaligned pixels of a dtype; None without numba."""
-    access = "r" if aligned else "unaligned"
-    types = (f"{pixels.name} {access}", "int64 r", "int64 r", "float32 w", "float32", "int64")
-    return compiled(_divided_from, types)
 
 
 def _divided_at(stack: Any, positions: Any, out: Any, divisor: Any) -> bool:

@@ -26,18 +26,15 @@ class Scaling:
 
     def __init__(self, illumination: Any, offset: Any, divisor: Any, *, clip: bool) -> None:
         self.illumination, self._offset, self._divisor, self._clip = illumination, offset, divisor, clip
+        steps = ((np.true_divide, illumination), (np.subtract, offset), (np.true_divide, divisor))
+        self._steps = [(step, value) for step, value in steps if value is not None]
         self._flat: dict[tuple[int, ...], KernelScaling | None] = {}
 
     def __call__(self, pixels: Array, out: Array) -> None:
-        if self.illumination is not None:
-            np.true_divide(pixels, self.illumination, out, dtype=FLOAT32, casting="unsafe")
+        for step, value in self._steps:
+            step(pixels, value, out, dtype=FLOAT32, casting="unsafe")
             pixels = out
-        if self._offset is not None:
-            np.subtract(pixels, self._offset, out, dtype=FLOAT32, casting="unsafe")
-            pixels = out
-        if self._divisor is not None:
-            np.true_divide(pixels, self._divisor, out, dtype=FLOAT32, casting="unsafe")
-        elif pixels is not out:
+        if not self._steps:
             with np.errstate(over="ignore"):
                 np.copyto(out, pixels, casting="same_kind")
         if self._clip:
@@ -115,7 +112,7 @@ def scale(pixels: Array, divisor: Divisor, out: Array) -> None:
             np.copyto(out, pixels, casting="same_kind")
         return
     if tally().worth and pixels.flags.c_contiguous and pixels.shape == out.shape and divides(pixels, out):
-        loop = division(pixels.dtype)
+        loop = pixel_loop(divided, pixels.dtype, "float32 w", "float32")
         if loop is not None:
             loop(pixels.reshape(-1), out.reshape(-1), divisor)
             return
@@ -123,9 +120,12 @@ def scale(pixels: Array, divisor: Divisor, out: Array) -> None:
 
 
 @functools.cache
-def division(pixels: np.dtype[Any]) -> Loop | None:
-    """Return a loop that divides flat pixels of a dtype into flat float32; None without numba or for other dtypes."""
-    return compiled(_divided, (f"{pixels.name} r", "float32 w", "float32")) if pixels in COMPILED else None
+def pixel_loop(function: Loop, pixels: np.dtype[Any], *types: str, access: str = "r") -> Loop | None:
+    """Return a loop compiled for flat pixels of a dtype, and other arguments of ``types``; see `compiled`.
+
+    Returns None without numba or for other dtypes. The name of a dtype takes as long as scaling a small image.
+    """
+    return compiled(function, (f"{pixels.name} {access}", *types)) if pixels in COMPILED else None
 
 
 def divides(pixels: Array, out: Array) -> bool:
@@ -135,6 +135,6 @@ def divides(pixels: Array, out: Array) -> bool:
     return is_aligned and pixels.dtype in COMPILED and out.dtype == FLOAT32
 
 
-def _divided(pixels: Any, out: Any, divisor: Any) -> None:
+def divided(pixels: Any, out: Any, divisor: Any) -> None:
     for pixel in range(len(out)):
         out[pixel] = np.float32(pixels[pixel]) / divisor

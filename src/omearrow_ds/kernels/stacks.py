@@ -82,27 +82,14 @@ class Prefixes:
     """
 
     def __init__(self, addresses: Array, distances: Array, expected: Array, refuse: Callable[[int], object]) -> None:
-        self._addresses, self._distances, self._refuse = addresses, distances, refuse
-        self._expected = [row.tobytes() for row in expected]
+        self.addresses, self.distances, self._refuse = addresses, distances, refuse
+        self._expected, self.num_bytes = [row.tobytes() for row in expected], expected.shape[1]
         self.flags, self.num_unchecked = bytearray(len(addresses)), len(addresses)
         self.is_checked = np.frombuffer(self.flags, bool)
 
     def request(self, indices: Array) -> None:
-        starts = self._addresses[indices[~self.is_checked[indices]]][:, None] + self._distances
-        request_ranges(starts.ravel(), np.full(starts.size, len(self._expected[0])))
-
-    def page_range(self, addresses: Array, like: Array) -> tuple[int, int] | None:
-        """Return offset and length of the bytes of an image and before its chunks, if they are one range.
-
-        Return None if ``addresses`` are those of regions.
-        """
-        offsets, span_bytes = byte_ranges(like)
-        first, stop = int(offsets[0]), int(offsets[0]) + span_bytes
-        start = min(first, int(self._distances.min(initial=first)))
-        last = int(self._distances.max(initial=start)) + len(self._expected[0])
-        are_whole = len(addresses) > 0 and addresses[0] == self._addresses[0]
-        is_one = are_whole and len(offsets) == 1 and first - start <= _GAP_BYTES and last <= stop
-        return (start, stop - start) if is_one else None
+        starts = self.addresses[indices[~self.is_checked[indices]]][:, None] + self.distances
+        request_ranges(starts.ravel(), self.num_bytes)
 
     def check(self, indices: Iterable[int]) -> None:
         """Compare the bytes before the chunks of images that were not checked before."""
@@ -110,7 +97,7 @@ class Prefixes:
         for index in indices:
             if self.flags[index]:
                 continue
-            starts = (int(self._addresses[index]) + self._distances).tolist()
+            starts = (int(self.addresses[index]) + self.distances).tolist()
             stored = [ctypes.string_at(start, len(prefix)) for start, prefix in zip(starts, expected, strict=True)]
             if stored != expected:
                 self._refuse(index)
@@ -189,7 +176,7 @@ class Stacks:
             indices = self._drop_recent(indices)
             if self._page_range is not None:
                 first, num_bytes = self._page_range
-                request_ranges(self.addresses[indices] + first, np.full(len(indices), num_bytes))
+                request_ranges(self.addresses[indices] + first, num_bytes)
                 return
         _request_images(self.addresses[indices], self.like, rows)
         if self.prefixes is not None:
@@ -206,7 +193,16 @@ class Stacks:
 
     @functools.cached_property
     def _page_range(self) -> tuple[int, int] | None:
-        return None if self.prefixes is None else self.prefixes.page_range(self.addresses, self.like)
+        """Offset and length of the bytes of an image and before its chunks if they are one range; None for regions."""
+        prefixes, addresses = self.prefixes, self.addresses
+        if prefixes is None or not len(addresses) or addresses[0] != prefixes.addresses[0]:
+            return None
+        offsets, span_bytes = byte_ranges(self.like)
+        first, stop = int(offsets[0]), int(offsets[0]) + span_bytes
+        start = min(first, int(prefixes.distances.min(initial=first)))
+        last = int(prefixes.distances.max(initial=start)) + prefixes.num_bytes
+        is_one = len(offsets) == 1 and first - start <= _GAP_BYTES and last <= stop
+        return (start, stop - start) if is_one else None
 
     def located(self, indices: Array) -> ImageAddresses:
         """Return the addresses of images; call `prepare` first, since this method does not check them."""
@@ -343,7 +339,7 @@ def _request_images(addresses: Array, like: Array, rows: Rows | None) -> None:
         addresses, like = addresses + first_rows * like.strides[4], like[:, :, :, :, :num_rows]
     offsets, span_bytes = byte_ranges(like)
     starts = (addresses[:, None] + offsets).ravel()
-    request_ranges(starts, np.full(len(starts), span_bytes))
+    request_ranges(starts, span_bytes)
 
 
 def byte_ranges(like: Array) -> tuple[Array, int]:
@@ -362,8 +358,8 @@ def byte_ranges(like: Array) -> tuple[Array, int]:
     return offsets, span_bytes
 
 
-def request_ranges(starts: Array, num_bytes: Array) -> None:
-    """Request byte ranges in pieces, each of which Linux reads with one request."""
+def request_ranges(starts: Array, num_bytes: int) -> None:
+    """Request byte ranges of one length in pieces, each of which Linux reads with one request."""
     madvise = _libc().madvise
     aligned = starts - starts % mmap.PAGESIZE
     for start, stop in zip(aligned.tolist(), (starts + num_bytes).tolist(), strict=True):

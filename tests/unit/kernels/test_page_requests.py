@@ -72,7 +72,7 @@ def test_requests_cover_the_bytes_before_each_chunk(array, data):
     num_bytes = data.draw(st.integers(1, 40))
     prefixes = Prefixes(np.zeros(0), np.array(distances), np.zeros((len(distances), num_bytes), "uint8"), pytest.fail)
     stacks = Stacks([array], prefixes=prefixes)
-    prefixes._addresses, prefixes.is_checked = stacks.addresses, np.zeros(len(array), bool)
+    prefixes.addresses, prefixes.is_checked = stacks.addresses, np.zeros(len(array), bool)
     with pytest.MonkeyPatch.context() as patch:
         ranges = watch_requests(patch)
         stacks.request(np.arange(len(array)))
