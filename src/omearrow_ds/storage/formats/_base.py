@@ -241,21 +241,34 @@ class Images(ColumnReader, ABC):
         return f"<{self.format.label} source of {len(self)} images at {str(self.path)!r}>"
 
 
-def forwarded(attribute: str, *, is_cached: bool = False) -> Any:
-    """Return a property whose value is an attribute or a method of a member of the instance, e.g. ``_source.close``.
+class _Forwarded:
+    """Descriptor whose value is an attribute of a member; it is looked up once per instance, without a lock."""
 
-    An instance may set another value if ``is_cached``.
-    """
-    return (cached_property if is_cached else property)(attrgetter(attribute))
+    def __init__(self, attribute: str) -> None:
+        self._look_up = attrgetter(attribute)
+
+    def __set_name__(self, _: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, _: type | None = None) -> Any:
+        if instance is None:
+            return self
+        value = vars(instance)[self._name] = self._look_up(instance)
+        return value
+
+
+def forwarded(attribute: str) -> Any:
+    """Return a descriptor for an attribute or a method of a member of the instance, for example ``_source.close``."""
+    return _Forwarded(attribute)
 
 
 class ImagesWrapper(Images):
     """Base class of compositions: images made of those of another source, which they close."""
 
     fills_out = forwarded("_source.fills_out")
-    column_schema = forwarded("_source.column_schema", is_cached=True)
+    column_schema = forwarded("_source.column_schema")
     _read_columns = forwarded("_source.column_table")
-    checksums = forwarded("_source.checksums", is_cached=True)
+    checksums = forwarded("_source.checksums")
     format = forwarded("_source.format")
     row_count = forwarded("_source.row_count")
     part_layout = forwarded("_source.part_layout")

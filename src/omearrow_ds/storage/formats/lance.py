@@ -106,7 +106,7 @@ class _DataFile(NamedTuple):
     fragment: int
     start: int
     rows: int
-    places: Places | None
+    locations: Places | None
 
 
 def _explain(
@@ -183,7 +183,7 @@ class LanceTable(StoredTable):
         except self.errors:  # then Lance reads the rows
             self._files, self.is_placed = [], False
         self._starts = [*(file.start for file in self._files), num_images]
-        self.engine = "pages" if self._files and all(file.places for file in self._files) else "lance"
+        self.engine = "pages" if self._files and all(file.locations for file in self._files) else "lance"
         is_other = self._files and self._has_mark and self.engine != "pages" and self.options.known is None
         if is_other and self._is_odd(self._compression(dataset, self._starts)):
             msg = f"{self.path}: is read by Lance, several times more slowly, as {_ODD_PAGES}; write it again"
@@ -243,7 +243,7 @@ class LanceTable(StoredTable):
 
     def _compression(self, dataset: lance.LanceDataset, starts: Sequence[int]) -> str:
         if self.engine == "pages":
-            packed = (file.places is not None and file.places.stops is not None for file in self._files)
+            packed = (file.locations is not None and file.locations.stops is not None for file in self._files)
             return joined("zstd" if is_packed else "none" for is_packed in packed)
         sizes = pixel_bytes(dataset, self.path, self.header.column, self._client())
         decoded_bytes = sum(self.header.image_bytes[starts[number] : starts[number + 1]].sum() for number in sizes)
@@ -310,7 +310,7 @@ class LanceTable(StoredTable):
             (lists,) = take_rows(self._open_session(file.fragment), [row])
             (expected,) = self.header.decode(self, lists, np.array([start + row]))
             same = image is not None and np.array_equal(image.view(np.uint8), expected.view(np.uint8))
-            return plain._replace(places=extents) if same else plain
+            return plain._replace(locations=extents) if same else plain
         return plain
 
     def _open_session(self, fragment: int) -> FragmentSession:
@@ -369,9 +369,11 @@ class LanceTable(StoredTable):
     def _pages(self, number: int) -> PixelPages | None:
         """Return this process's mapped pages of one data file, if its images can be read from them."""
         file, mapped = self._files[number], self._mapped.get()
-        if number not in mapped and file.places is not None:
+        if number not in mapped and file.locations is not None:
             with self.guard:
-                mapped[number] = PixelPages(self.path / "data" / file.name, file.places, self.header.kinds, file.start)
+                mapped[number] = PixelPages(
+                    self.path / "data" / file.name, file.locations, self.header.kinds, file.start
+                )
         return mapped.get(number)
 
     def read_images(self, rows: Sequence[int]) -> list[Array]:

@@ -104,7 +104,7 @@ def set_in_frames(path, offset, value):
     source = open_images(path)
     (file,) = source.images.table._files
     with (path / "data" / file.name).open("r+b") as stored:
-        stored.seek(int(file.places.starts[2]) + offset)
+        stored.seek(int(file.locations.starts[2]) + offset)
         stored.write(value.to_bytes(8, "little"))
 
 
@@ -130,7 +130,7 @@ def test_lance_pages_of_short_lengths(stored, tmp_path):
     kind = retyped(table.schema.field("ome_image").type, {"pixel_bytes": lambda _: pa.binary()})
     assert chunk.field("pixel_bytes").type == pa.large_binary()
     source = open_images(put(table.cast(pa.schema([("ome_image", kind)])), tmp_path, "lance"))
-    assert source.images.table._files[0].places.header_bytes == 5
+    assert source.images.table._files[0].locations.header_bytes == 5
     check(source, images, [7, 0, 39])
 
 
@@ -172,7 +172,7 @@ def test_a_lance_value_with_another_header_is_not_cut(stored, offset):
     images = images_of(MANY)
     path = stored("lance", images)
     source = open_images(path)
-    start = int(source.images.table._files[0].places.starts[7])
+    start = int(source.images.table._files[0].locations.starts[7])
     (file,) = (path / "data").iterdir()
     data = bytearray(file.read_bytes())
     data[start + offset] ^= 1
