@@ -157,9 +157,8 @@ def test_calls(opened, spied, case):
 def test_columns(opened, spied, case):
     path, sources = opened(case, 100), []
     opening = calls_of(lambda: sources.append(source_of(case, path)))
-    locating = calls_of(
-        lambda: getattr(getattr(sources[0].images, "table", None), "engine", None)
-    )  # As the first read of Parquet does.
+    # As the first read of Parquet does.
+    locating = calls_of(lambda: getattr(getattr(sources[0].images, "table", None), "engine", None))
     reading = calls_of(lambda: (sources[0].take([5, 3]), list(sources[0].images.stream())))
     requests = (*opening.requests, *locating.requests)
     pixels = [request for request in requests if re.search(r"\b(pixels|pixel_bytes)\b", request)]

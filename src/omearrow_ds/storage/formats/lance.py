@@ -371,9 +371,8 @@ class LanceTable(StoredTable):
         file, mapped = self._files[number], self._mapped.get()
         if number not in mapped and file.locations is not None:
             with self.guard:
-                mapped[number] = PixelPages(
-                    self.path / "data" / file.name, file.locations, self.header.kinds, file.start
-                )
+                path = self.path / "data" / file.name
+                mapped[number] = PixelPages(path, file.locations, self.header.kinds, file.start)
         return mapped.get(number)
 
     def read_images(self, rows: Sequence[int]) -> list[Array]:
