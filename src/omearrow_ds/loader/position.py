@@ -90,6 +90,19 @@ def describe_differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> st
 
 
 @dataclass(eq=False)
+class EpochChoice:
+    """Epoch that a framework chose for the next iteration, or None.
+
+    Samplers reference it, so it must not reference them: in a reference cycle, a dataset would remain in memory.
+    """
+
+    epoch: int | None = None
+
+    def choose(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+@dataclass(eq=False)
 class LoaderPosition:
     """Epoch of a loader, in a separate object, since torch's iterator must not reference the loader.
 
@@ -104,7 +117,7 @@ class LoaderPosition:
     progress: EpochProgress = field(default_factory=EpochProgress)
     rest: Any = None  # `RemainingBatches` of the last epoch whose order was drawn from generators of the loader.
     saved: EpochProgress | None = None  # Loaded, and not yet continued.
-    chosen: int | None = None  # Epoch that a framework chose by ``sampler.set_epoch`` for the next iteration.
+    choice: EpochChoice = field(default_factory=EpochChoice)  # By ``sampler.set_epoch``.
     was_chosen: bool = False  # Whether an epoch was ever chosen.
 
     def __post_init__(self) -> None:
@@ -113,10 +126,7 @@ class LoaderPosition:
         for sampler in self.samplers:
             if not _has_set_epoch(sampler):
                 with suppress(AttributeError):  # Lists and other objects without attributes.
-                    sampler.set_epoch = self.choose
-
-    def choose(self, epoch: int) -> None:
-        self.chosen = epoch
+                    sampler.set_epoch = self.choice.choose
 
     @property
     def _epoch_of_sampler(self) -> int | None:
@@ -124,7 +134,7 @@ class LoaderPosition:
         return epoch if isinstance(epoch, int) else None
 
     def pop_chosen(self) -> int | None:
-        chosen, self.chosen = self.chosen, None
+        chosen, self.choice.epoch = self.choice.epoch, None
         if self.sampler_epoch != self._epoch_of_sampler:
             chosen = self.sampler_epoch = self._epoch_of_sampler
         self.was_chosen = self.was_chosen or chosen is not None
@@ -148,7 +158,7 @@ class LoaderPosition:
         """Choose the epoch of the next iteration, which continues a loaded state if the state is from this epoch."""
         if self.saved is not None and self.saved.epoch != epoch:
             self.saved = None
-        self.progress, self.chosen, self.was_chosen = EpochProgress(epoch), None, True
+        self.progress, self.choice.epoch, self.was_chosen = EpochProgress(epoch), None, True
         self.set_samplers(epoch, always=True)
 
     def set_samplers(self, epoch: int, *, always: bool) -> None:
@@ -172,7 +182,7 @@ class LoaderPosition:
 def _has_set_epoch(sampler: Any) -> bool:
     """Whether a sampler has its own ``set_epoch``, not one added by this package."""
     set_epoch = getattr(sampler, "set_epoch", None)
-    return set_epoch is not None and not isinstance(getattr(set_epoch, "__self__", None), LoaderPosition)
+    return set_epoch is not None and not isinstance(getattr(set_epoch, "__self__", None), EpochChoice)
 
 
 def rank_and_world_size() -> tuple[int, int]:

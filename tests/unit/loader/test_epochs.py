@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 from itertools import islice, product
 
 import numpy as np
@@ -104,6 +106,20 @@ def test_state_is_the_next_epoch_when_the_last_batch_was_delivered(path, workers
     assert [numbers_of(continued) for _ in range(2)] == following
     assert sorted(number for batch in following[0] for number in batch) == list(range(COUNT))
     assert next(batches, None) is None
+
+
+@pytest.mark.parametrize("delivered", [0, 2, NUM_BATCHES])
+def test_dataset_is_freed_without_garbage_collection_when_its_loader_is_deleted(path, delivered):
+    dataset = open_images(path)
+    freed = weakref.ref(dataset)
+    gc.collect()
+    gc.disable()
+    try:
+        list(islice(OMEArrowDataLoader(dataset, BATCH_SIZE, num_workers=0, shuffle=True), delivered))
+        del dataset
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 class Endless:
