@@ -178,7 +178,8 @@ class LabelSource(ImagesWrapper):
 
 def with_label_dtypes(source: Images) -> Images:
     """Return a source of label images with dtypes that torch supports; ``source`` itself if it needs no conversion."""
-    return source if LABEL_DTYPES.keys().isdisjoint(source.dtypes) else LabelSource(source)
+    dtypes = source.dtypes[:1] if one_of(source.dtypes) else source.dtypes
+    return source if LABEL_DTYPES.keys().isdisjoint(dtypes) else LabelSource(source)
 
 
 def refuse_label_dtypes(source: Images) -> None:

@@ -259,7 +259,8 @@ class FormatModule(Protocol):
         ``(pa.types.is_interval,)`` for directories, whose columns are stored in Parquet.
     refuse_target
         Optional. Raises an error if the format cannot be stored at a path or cannot hold columns:
-        ``refuse_target(path, schema)``.
+        ``refuse_target(path, schema)``. A module that writes with the functions of another format imports its
+        ``UNSUPPORTED_TYPES`` and ``refuse_target`` too.
     STAGES
         Optional. Functions that ``profile`` reports as separate stages of an epoch, for instance
         ``{"PapyrusTable.read_images": "read+decode"}``; without it all of reading is ``"read"``.

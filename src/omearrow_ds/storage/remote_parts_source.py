@@ -300,10 +300,9 @@ class RemotePartsSource(PublishedSource):
             return None
         if not self.manifest.outline:  # It was made by an older version.
             return super().mapped_stacks()
-        in_place = (
-            len(self) and is_uniform(self.shapes, self.dtypes) and self.outline().stored.in_place
-        )  # Known without fetching a part.
-        return PartStacks(self) if in_place else None
+        if not len(self) or not is_uniform(self.shapes, self.dtypes):
+            return None
+        return PartStacks(self) if self.outline().stored.in_place else None  # Known without fetching a part.
 
     def stored_files(self) -> Iterator[Path]:
         yield from ()

@@ -425,6 +425,7 @@ def _open_stored(
                 location, format_name, partial(_open_stored, format_name=format_name, table=table, **options)
             )
     if engine is not None and engine not in fmt.engines:
+        fmt.module()  # Raises an error if its library is missing.
         known = f"one of {', '.join(fmt.engines)}" if fmt.engines else "None, because there is only one reader"
         raise ArgumentError(option="engine", value=engine, allowed=f"{known} for format {fmt.name!r}")
     for option, value, is_supported, lacking in (
@@ -433,6 +434,7 @@ def _open_stored(
         ("table", table, "table" in fmt.open_options, "does not store several tables"),
     ):
         if value is not None and not is_supported:
+            fmt.module()
             refuse_options({option: value}, f"{fmt.label} {lacking}")
     # An engine may refuse pixels, and several columns may not match each other.
     alone = engine is None and (image_column is None or isinstance(image_column, str))

@@ -521,3 +521,12 @@ def test_the_table_that_cytodataframe_exported(tmp_path, name):
     assert copy.columns.column_names == other_columns
     assert copy.columns.to_pydict() == table.select(other_columns).to_pydict()
     assert copy.columns.schema.field("Image_FileName_OrigAGP_OMEArrow_LABL").type == pa.null()
+
+
+def test_description_of_joined_columns_names_the_channels_of_each(tmp_path):
+    images = [image_of((1, 2, 1, 4, 5), "uint16", number) for number in range(3)]
+    columns = {name: struct_of([[image] for image in images], "bytes") for name in ("a", "b")}
+    store_table("parquet", pa.table(columns), tmp_path / "two.parquet")
+    described = describe(tmp_path / "two.parquet", image_column=["b", "a"])
+    assert described.channels == ["b 0", "b 1", "a 0", "a 1"]
+    assert described.stored.reading.endswith("2 columns joined along C")

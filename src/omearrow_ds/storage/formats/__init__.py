@@ -249,10 +249,7 @@ FORMATS = (
         writer=WriteLimits(
             compressions=("none", "lz4", "zstd"), has_row_groups=True, max_rows=1024, is_incremental=True
         ),
-        remote_access=(
-            "ranges",
-            "whole",
-        ),
+        remote_access=("ranges", "whole"),
     ),
     Format(
         "tiff",

@@ -110,12 +110,12 @@ def found_at(path: Path) -> Format | None:
     """Return the format of the collection at ``path``; None for a folder of unknown format. See `detect` for errors."""
     if not path.exists():
         raise missing(path)
+    if path.name in OME_ARROW_TABLES and (path.parent / OME_ARROW_MANIFEST).exists():
+        raise FormatError(f"{path}: is one table of an ome-arrow dataset; pass its folder {str(path.parent)!r}")
     if path.is_dir():
         return found_in_folder(path)
     if not path.is_file():
         refuse_special(path)
-    if path.name in OME_ARROW_TABLES and (path.parent / OME_ARROW_MANIFEST).exists():
-        raise FormatError(f"{path}: is one table of an ome-arrow dataset; pass its folder {str(path.parent)!r}")
     candidates = _file_formats(path)
     if not candidates and path.is_file():
         refuse_other(path, _head(path), path.name)

@@ -198,7 +198,8 @@ class FileReader(ABC):
     """Reader of the files of a folder in one format: it lists, describes, locates and decodes images.
 
     Files are opened by ``folder.files``. If images are files, ``suffixes`` are theirs, in lower case. Pixels at the
-    ``pixel_offset`` of their `Member` are read without the reader. ``errors`` are the exceptions of its library.
+    ``pixel_offset`` of their `Member` are read without the reader. ``errors`` are the exceptions of its library. A
+    reader with options overrides ``__reduce__``.
     """
 
     errors: ClassVar[tuple[type[Exception], ...]]
@@ -401,10 +402,8 @@ class FileReader(ABC):
         if folder.is_remote:
             reading = "whole files, or for regions the byte ranges that they overlap"
         chunking = f"one file per image, {joined(layouts)}"
-        in_place, num_opened = (
-            num_placed == total and not folder.is_remote,
-            len(codecs) if len(codecs) < total else None,
-        )
+        in_place = num_placed == total and not folder.is_remote
+        num_opened = len(codecs) if len(codecs) < total else None
         return Stored(None, joined(codecs), chunking, in_place, reading, num_opened)
 
 

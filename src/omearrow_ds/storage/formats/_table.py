@@ -149,7 +149,7 @@ class TableHeader:
             if isinstance(error, OMEArrowDSError) and str(self.guard.path) in str(error):
                 raise
             raise DecodeError(
-                f"{self.guard.path}: pixels cannot be located: {error}; the table is damaged, restore it"
+                f"{self.guard.path}: pixels cannot be located: {error}; the file is damaged, restore it"
             ) from error
 
 
@@ -164,6 +164,8 @@ class StoredTable(ABC):
     schema: pa.Schema  # Types of all columns as stored.
     header: TableHeader
     is_placed = False  # Whether every image is known to be plainly stored, so that only the pixel leaf is fetched.
+    is_wide = False  # Whether columns are read on request.
+    reads_ranges = True  # Whether objects are fetched by ranges, not copied as a whole.
     variant: tuple[str, ...] = ()  # See `Images`.
 
     def __init__(self, guard: FileGuard, options: TableOptions) -> None:
@@ -267,7 +269,7 @@ class TableImages(Images):
     def __init__(self, name: str, table_type: type[StoredTable], path: Path, **options: Any) -> None:
         self.name, self.path, self._options = name, path, TableOptions(**options)
         self.guard = FileGuard(path, get_format(name).label, table_type.errors)
-        self.fetches = self._options.objects is not None
+        self.fetches = self._options.objects is not None and table_type.reads_ranges
         with self.guard.interpreting():
             self.table = table_type(self.guard, self._options)
             self._read_header()
@@ -318,6 +320,7 @@ class TableImages(Images):
             self.checksums = columns[schema.CHECKSUM_COLUMN]
         if is_at_once:
             self.columns = columns.select(self.column_schema.names)
+        table.is_wide = not is_at_once
         table.locate()
 
     def _read_columns(self, names: list[str]) -> pa.Table:
@@ -369,10 +372,10 @@ class TableImages(Images):
         return replace(stored, compression=f"{CHUNK_PREFIX}{codec}", in_place=False, reading=reading)
 
     def stored_files(self) -> Iterator[Path]:
-        return iter(()) if self.fetches else super().stored_files()
+        return iter(()) if self._options.objects is not None else super().stored_files()
 
     def stored_size(self) -> tuple[int, int, int]:
-        if not self.fetches:
+        if self._options.objects is None:
             return super().stored_size()
         num_files, size_bytes = self.table.object_sizes()
         return num_files, size_bytes, size_bytes

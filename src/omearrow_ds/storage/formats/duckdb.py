@@ -284,9 +284,8 @@ class DuckDBTable(StoredTable):
             return
         self._rows = rows.to_numpy()
         self._absent = int(self._rows.min(initial=0)) - 2
-        if self._keyed and len(
-            self._rows
-        ):  # A scan does not read the index, and would not detect that it is truncated.
+        # A scan does not read the index, and would not detect that it is truncated.
+        if self._keyed and len(self._rows):
             self._query("SELECT 1", f"WHERE {self._selector} = {self._rows[-1]}")
 
     def _open(self) -> duckdb.DuckDBPyConnection:
@@ -420,10 +419,8 @@ class DuckDBTable(StoredTable):
         """Yield all images by one scan, which is faster than reading rows by number."""
         num_read, num_images = 0, len(self.header.image_ids)
         for chunks in self._scan(self.header.column.pixel_field):
-            yield (
-                num_read,
-                self.header.decode(self, chunks, np.arange(num_read, min(num_read + len(chunks), num_images))),
-            )
+            indices = np.arange(num_read, min(num_read + len(chunks), num_images))
+            yield num_read, self.header.decode(self, chunks, indices)
             num_read += len(chunks)
         if num_read != num_images:
             raise rows_changed(self.path, num_read, num_images)

@@ -187,7 +187,7 @@ class LanceTable(StoredTable):
         is_other = self._files and self._has_mark and self.engine != "pages" and self.options.known is None
         if is_other and self._is_odd(self._compression(dataset, self._starts)):
             msg = f"{self.path}: is read by Lance, several times more slowly, as {_ODD_PAGES}; write it again"
-            warnings.warn(msg, stacklevel=3)
+            warnings.warn(msg, stacklevel=4)
         self.close()
         if self._engine == "pages" and num_images and self.engine != "pages":
             problem = "needs pixel pages that are uncompressed or compressed with zstd"
@@ -399,9 +399,9 @@ class LanceTable(StoredTable):
         return None if pages is None else pages.mapping
 
     def mapped_stacks(self) -> Stacks | None:
-        pages = (
-            self._pages(0) if self.mapping is not None and is_uniform(self.header.shapes, self.header.dtypes) else None
-        )
+        if self.mapping is None or not is_uniform(self.header.shapes, self.header.dtypes):
+            return None
+        pages = self._pages(0)
         stacks = None if pages is None else pages.mapped_stacks(partial(refuse_damaged, self))
         return stacks if stacks is not None and len(stacks) == len(self.header.image_ids) else None
 

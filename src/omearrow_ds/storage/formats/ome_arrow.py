@@ -305,12 +305,29 @@ class OMEArrowImages(Images):
 
     def read_arrays(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
         del out
-        chunks = self._chunks
-        if not chunks.is_one_each:
-            return self._read_regions(rows, regions or [[0, 0, 0, 0, 0, *self.shapes[row].tolist()] for row in rows])
-        if regions is not None:
-            return crop_images(self, rows, regions)
-        return chunks.read(rows) if len(rows) == 1 else read_distinct(chunks.read, rows)
+        if regions is None:
+            return self._read_images(rows) if len(rows) == 1 else read_distinct(self._read_images, rows)
+        return crop_images(self, rows, regions) if self._chunks.is_one_each else self._read_regions(rows, regions)
+
+    def _read_images(self, rows: Sequence[int]) -> list[Array]:
+        """Return the images of sorted, distinct rows; an image of one chunk is a view if it is mapped."""
+        table = self._chunks
+        if table.is_one_each:
+            return table.read(rows)
+        chunk_rows = sorted(chunk for row in rows for chunk in table.rows_of(row))
+        chunks = dict(zip(chunk_rows, table.read(chunk_rows), strict=True))
+        images = []
+        for row in rows:
+            of_image = table.rows_of(row)
+            if len(of_image) == 1:
+                images.append(chunks[of_image[0]])
+                continue
+            image = new_image(self.shapes[row].tolist(), self.dtypes[row], f"{self.path}: image {row}")
+            for chunk_row, starts in zip(of_image, table.grid.starts[of_image].tolist(), strict=True):
+                chunk = chunks[chunk_row]
+                image[tuple(map(slice, starts, map(add, starts, chunk.shape)))] = chunk
+            images.append(image)
+        return images
 
     def _read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
         """Return regions of images; each chunk is decoded once, a few at once unless they are mapped."""

@@ -27,7 +27,7 @@ from omearrow_ds.errors import ArgumentError, FormatError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.byte_source import ByteRange, ByteSource, MappedFile, ObjectFile
 from omearrow_ds.storage.formats._base import BLOCK_BYTES, Array, Block, group_by_part, is_uniform, split_groups
-from omearrow_ds.storage.formats._columns import columns_at_once, is_narrow
+from omearrow_ds.storage.formats._columns import columns_at_once
 from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn, holds_pixels
@@ -115,7 +115,7 @@ class ParquetTable(StoredTable):
         if must_cut and leaf is not None and not leaf.chunks and self._starts[-1]:
             problem = "needs plainly encoded pixel pages"
             raise ArgumentError(problem, path=self.path, option="engine", value="pages", remedy="pass engine=None")
-        if self.objects is None or is_narrow(self.schema.names):  # The footer of a wide table is large.
+        if self.objects is None or not self.is_wide:  # The footer of a wide table is large.
             self._file.close()
         if self.objects is not None:
             self._reader.get().file.clear_cache()

@@ -151,6 +151,7 @@ class VortexTable(StoredTable):
     """
 
     errors = ERRORS
+    reads_ranges = False
 
     def __init__(self, guard: FileGuard, options: TableOptions) -> None:
         super().__init__(guard, options)
@@ -313,7 +314,7 @@ class VortexTable(StoredTable):
         return split_groups(rows.starts, rows.decoded_whole, self.header.image_bytes, _BLOCK_BYTES)
 
     def stream(self) -> Iterator[Block]:
-        # By `take` of many rows, as scalars would need a second scan, which holds more memory.
+        # Rows are read by `take`, because scalars would need a second scan, which holds more memory.
         mapped = self._mapped_images()
         if mapped:
             yield from zip(self._pixel_rows("chunks").starts, mapped, strict=False)
