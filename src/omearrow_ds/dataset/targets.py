@@ -79,7 +79,7 @@ class Targets:
         return self._target({"image_id": self._ids[index], "index": index, **row[0]})
 
 
-class _Column(NamedTuple):
+class _TargetColumn(NamedTuple):
     """Values of a column, function that copies a mutable one, texts of codes, and mask of the valid values."""
 
     values: list[Any]
@@ -114,7 +114,7 @@ def _chosen_classes(
 
 def _column(
     source: ColumnReader, name: str, classes: tuple[str, ...] | None, *, encode_targets: bool, nulls: bool
-) -> _Column:
+) -> _TargetColumn:
     if name not in source.column_names:
         raise unknown_column(name, source.column_names, source.path, " for target")
     stored = source.column(name)
@@ -179,18 +179,18 @@ def _refuse_unknown(source: ColumnReader, name: str, column: pa.ChunkedArray, cl
         raise error(problem, remedy="add missing values to classes=, or correct the column")
 
 
-def _values(column: pa.ChunkedArray, classes: tuple[str, ...] | None, *, encode_targets: bool) -> _Column:
+def _values(column: pa.ChunkedArray, classes: tuple[str, ...] | None, *, encode_targets: bool) -> _TargetColumn:
     if encode_targets and (classes is not None or is_text(column.type)):
         column = column.cast(pa.large_string())
         classes = tuple(sorted(pc.unique(column).to_pylist())) if classes is None else classes
         codes = pc.index_in(column, pa.array(classes, pa.large_string())).to_numpy()
-        return _Column(codes.tolist(), None, classes)
+        return _TargetColumn(codes.tolist(), None, classes)
     values: list[Any] = column.to_pylist()
     if not pa.types.is_nested(column.type) and not isinstance(column.type, pa.BaseExtensionType):
-        return _Column(values, None, None)  # Numbers, text and times are immutable.
+        return _TargetColumn(values, None, None)  # Numbers, text and times are immutable.
     values = _as_arrays(values, column) if pa.types.is_list(column.type) else values
     are_plain = all(isinstance(value, np.ndarray) and not value.dtype.hasobject for value in values)
-    return _Column(values, np.ndarray.copy if are_plain else copy.deepcopy, None)
+    return _TargetColumn(values, np.ndarray.copy if are_plain else copy.deepcopy, None)
 
 
 def is_text(kind: pa.DataType) -> bool:

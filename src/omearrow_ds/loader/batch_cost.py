@@ -47,7 +47,7 @@ def copy_for_trial(dataset: Any, *functions: Any) -> Any:
     that the loader does not seed per batch.
     """
     file = io.BytesIO()
-    pickler = _Pickler(file)
+    pickler = _CopyPickler(file)
     try:
         pickler.dump((dataset, *functions))
         if pickler.generator is not None:
@@ -61,7 +61,7 @@ def copy_for_trial(dataset: Any, *functions: Any) -> Any:
         raise CopyError(f"the dataset cannot be sent to workers: {error}") from error
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # Untyped.
+class _CopyPickler(cloudpickle.Pickler):  # type: ignore[misc]  # Untyped.
     """Pickler of mutable objects by value, where possible, that also detects random generators."""
 
     def __init__(self, file: io.BytesIO) -> None:

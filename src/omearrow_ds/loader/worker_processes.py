@@ -141,7 +141,7 @@ class _Popen(Popen):
     def _launch(self, process: Any) -> None:
         described = spawn.get_preparation_data(process.name)
         buffer, pickled = io.BytesIO(), io.BytesIO()
-        pickler = _Pickler(pickled)
+        pickler = _WorkerPickler(pickled)
         process.environment = dict(os.environ)
         process.main_objects = PickledCall(dict, pickler.main_objects)  # The last attribute, so it is pickled last.
         set_spawning_popen(self)
@@ -186,7 +186,7 @@ def _rebuild_process(pickled: bytes) -> _Process:
     return process
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # Untyped.
+class _WorkerPickler(cloudpickle.Pickler):  # type: ignore[misc]  # Untyped.
     """Pickler of the main script's functions and classes by value, and of shared objects like `ForkingPickler`."""
 
     def __init__(self, file: io.BytesIO) -> None:

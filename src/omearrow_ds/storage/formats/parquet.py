@@ -11,7 +11,7 @@ import bisect
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -185,8 +185,7 @@ class ParquetTable(StoredTable):
         num_images = self._starts[-1]
         if len(pixels) != 1 or not other_leaves or not num_images:
             return _PixelLeaf()
-        lists = column.type.field("chunks").type
-        if any(map(is_list_view, (lists, *(field.type for field in lists.value_type)))):  # Need not be contiguous.
+        if _has_list_views(column.type.field("chunks").type):  # They need not be contiguous.
             return _PixelLeaf()
         chunks = pa.concat_arrays(as_arrays(self._read_whole(other_leaves)[column.name], "chunks"))
         starts, stops, _ = list_bounds(chunks, f"{self.path}: chunks")
@@ -327,6 +326,11 @@ class ParquetTable(StoredTable):
 
 
 open_collection = partial(TableImages, "parquet", ParquetTable)
+
+
+@lru_cache(16)  # Many files share one type.
+def _has_list_views(lists: pa.DataType) -> bool:
+    return any(map(is_list_view, (lists, *(field.type for field in lists.value_type))))
 
 
 def _find_chunks(file: pq.ParquetFile, leaf: int, column: ImageColumn, codec: str | None) -> list[ColumnChunk]:
