@@ -142,10 +142,15 @@ def refuse_unknown(passed: Iterable[str], known: Iterable[str], owner: str | Cal
             raise ArgumentError(f"is not an option of {owner}", option=name, remedy=hint)
 
 
-def refuse_options(options: Mapping[str, Any], reason: str, path: str | os.PathLike[str] | None = None) -> None:
+def refuse_options(
+    options: Mapping[str, Any],
+    reason: str,
+    path: str | os.PathLike[str] | None = None,
+    remedy: str = "leave it out",
+) -> None:
     """Raise `ArgumentError` for the first of these options, if any."""
     for name, value in options.items():
-        raise ArgumentError(reason, path=path, option=name, value=value, remedy="leave it out")
+        raise ArgumentError(reason, path=path, option=name, value=value, remedy=remedy)
 
 
 def options_of(record: type[OptionRecord]) -> list[Field[Any]]:

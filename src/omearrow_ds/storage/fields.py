@@ -222,8 +222,8 @@ def open_pattern(
     of_fields = [{plane: name for plane, name in planes[key].items() if plane[1] in chosen} for key in order]
     current = ", ".join(map(labels.__getitem__, chosen[:_NUM_EXAMPLES])) or "none"
     remedy = (
-        "restore the file, pass incomplete='skip' to skip these fields, pass other channels in channels=, or correct "
-        f"the channel names of pattern= (now: {current}{', ...' if len(chosen) > _NUM_EXAMPLES else ''})"
+        "restore the file, pass other channels in channels=, or correct the channel names of pattern= "
+        f"(now: {current}{', ...' if len(chosen) > _NUM_EXAMPLES else ''})"
     )
     names_of = list(map("_".join, order))
     files, grids, complete = assemble(path, of_fields, names_of, chosen, describe, remedy, skip=incomplete == "skip")
@@ -473,6 +473,7 @@ def assemble(
         complete.append(number)
     if lacking and not (skip and complete):
         more = f" ({len(lacking):,} of {len(planes):,} fields are incomplete)" if len(lacking) > 1 else ""
+        remedy += ", or pass incomplete='skip' to skip these fields" if complete else ""
         raise FormatError(f"{path}: {lacking[0]}{more}; {remedy}")
     if lacking:
         message = f"{path}: {len(lacking):,} of {len(planes):,} fields are incomplete, the first: {lacking[0]}"

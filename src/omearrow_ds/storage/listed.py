@@ -91,7 +91,7 @@ def open_fields(
         return f"channel {plane[1]} ({None if file is None else file.file})"
 
     moved = "" if root is not None else "pass root= with the current folder of the files, "
-    remedy, skip = f"{moved}restore the file, or pass incomplete='skip'", incomplete == "skip"
+    remedy, skip = f"{moved}restore the file", incomplete == "skip"
     planes = [
         {("", name, ""): file for name, file, one in zip(chosen, *of_field, strict=True) if file and one is not None}
         for of_field in zip(files_of, identities, strict=True)

@@ -121,8 +121,9 @@ class ObjectStore:
     _missing = "does not exist; restore it, or correct the URL"
 
     def __init__(self, url: Url, storage: Storage) -> None:
-        of_s3 = {name: value for name, value in vars(storage).items() if value and name != "anonymous"}
-        refuse_options({} if url.scheme == "s3" else of_s3, f"applies only to S3 URLs, not to {url}")
+        of_s3 = {name: value for name, value in vars(storage).items() if value is not None and name != "anonymous"}
+        if url.scheme != "s3":
+            refuse_options(of_s3, f"applies only to S3 URLs, not to {url}", remedy="leave it out of Storage")
         self.url, self.storage = url, storage
         new_clients = partial(functools.cache, partial(open_client, url, storage))
         self._clients: ProcessLocal[Callable[..., Any]] = ProcessLocal(new_clients)
