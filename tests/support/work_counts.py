@@ -76,7 +76,7 @@ CALLED = {
     "arrow list": (8, 12, 29, 15),
     "tiff bytes": (17, 130, 104, 137),
     "ome_zarr bytes": (35, 285, 259, 436),
-    "ome_arrow bytes": (22, 75, 49, 17),
+    "ome_arrow bytes": (23, 76, 50, 17),
     "parquet bytes by pyarrow": (118, 53),
     "parquet_duck bytes by duckdb": (81, 63),
     "lance bytes by lance": (36, 26),

@@ -221,12 +221,11 @@ def open_pattern(
 
     of_fields = [{plane: name for plane, name in planes[key].items() if plane[1] in chosen} for key in order]
     current = ", ".join(map(labels.__getitem__, chosen[:_NUM_EXAMPLES])) or "none"
-    remedy = (
-        "restore the file, pass other channels in channels=, or correct the channel names of pattern= "
-        f"(now: {current}{', ...' if len(chosen) > _NUM_EXAMPLES else ''})"
-    )
+    more = ", ..." if len(chosen) > _NUM_EXAMPLES else ""
+    others = f", pass other channels in channels=, or correct the channel names of pattern= (now: {current}{more})"
+    remedies = "restore the file", others
     names_of = list(map("_".join, order))
-    files, grids, complete = assemble(path, of_fields, names_of, chosen, describe, remedy, skip=incomplete == "skip")
+    files, grids, complete = assemble(path, of_fields, names_of, chosen, describe, remedies, skip=incomplete == "skip")
     keys_of = list(map(order.__getitem__, complete))
     ids = ["_".join(key) or path.absolute().name for key in keys_of]
     fields = Fields(
@@ -448,7 +447,7 @@ def assemble(
     names: Sequence[str],
     chosen: Sequence[str],
     describe: Callable[[int, Plane], str],
-    remedy: str,
+    remedies: tuple[str, str],
     *,
     skip: bool,
 ) -> tuple[list[File], list[Array], list[int]]:
@@ -473,8 +472,8 @@ def assemble(
         complete.append(number)
     if lacking and not (skip and complete):
         more = f" ({len(lacking):,} of {len(planes):,} fields are incomplete)" if len(lacking) > 1 else ""
-        remedy += ", or pass incomplete='skip' to skip these fields" if complete else ""
-        raise FormatError(f"{path}: {lacking[0]}{more}; {remedy}")
+        skipping = ", pass incomplete='skip' to skip these fields" if complete else ""
+        raise FormatError(f"{path}: {lacking[0]}{more}; {skipping.join(remedies)}")
     if lacking:
         message = f"{path}: {len(lacking):,} of {len(planes):,} fields are incomplete, the first: {lacking[0]}"
         warnings.warn(f"{message}; incomplete fields are skipped", UserWarning, stacklevel=2)

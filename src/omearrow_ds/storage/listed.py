@@ -91,12 +91,12 @@ def open_fields(
         return f"channel {plane[1]} ({None if file is None else file.file})"
 
     moved = "" if root is not None else "pass root= with the current folder of the files, "
-    remedy, skip = f"{moved}restore the file", incomplete == "skip"
+    remedies, skip = (f"{moved}restore the file", ""), incomplete == "skip"
     planes = [
         {("", name, ""): file for name, file, one in zip(chosen, *of_field, strict=True) if file and one is not None}
         for of_field in zip(files_of, identities, strict=True)
     ]
-    files, grids, complete = fields.assemble(path, planes, ids, chosen, describe, remedy, skip=skip)
+    files, grids, complete = fields.assemble(path, planes, ids, chosen, describe, remedies, skip=skip)
     refuse_doubled(path, chosen, ((int(first[number]), files_of[number], identities[number]) for number in complete))
     if len({url_of(file.file) is None for file in files}) > 1:
         raise FormatError(f"{path}: lists both URLs and local files; pass channels= with channels of one kind")
