@@ -73,11 +73,11 @@ def encode_tables(
     for group, flat in _grouped(images, encoding, max_rows, min(max_bytes, _LIST_LIMIT), written_at_once):
         checksums = [image.checksum for image in group]
         rest = with_checksums(columns.slice(row, len(group)), checksums)
-        yield beside(schema.COLUMN, _struct_array(group, encoding, flat, chunk_codec), rest).combine_chunks()
+        yield prepend_column(schema.COLUMN, _struct_array(group, encoding, flat, chunk_codec), rest).combine_chunks()
         row += len(group)
 
 
-def beside(name: str, column: pa.Array, columns: pa.Table) -> pa.Table:
+def prepend_column(name: str, column: pa.Array, columns: pa.Table) -> pa.Table:
     """Return a table whose first column is ``column``, named ``name``, followed by ``columns``, which may be empty."""
     first = pa.table({name: column})
     return first if not columns.num_columns else columns.add_column(0, first.schema.field(0), column)

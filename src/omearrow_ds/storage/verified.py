@@ -97,9 +97,9 @@ class VerifiedSource(ImagesWrapper):
 
         Large images are checked in a thread during decoding; for small ones, hashing would hold the GIL.
         """
-        beside = len(self) > 0 and images[0].nbytes > _LOCKED_BYTES
+        use_thread = len(self) > 0 and images[0].nbytes > _LOCKED_BYTES
         pending: deque[Future[None]] = deque()
-        with ThreadPoolExecutor(1, "omearrow_ds-checksums") if beside else nullcontext() as threads:
+        with ThreadPoolExecutor(1, "omearrow_ds-checksums") if use_thread else nullcontext() as threads:
 
             def check(first: int, stop: int) -> None:
                 part = range(first, stop)

@@ -35,7 +35,7 @@ class UnplacedError(FormatError):
 class ArrowLayout(NamedTuple):
     """Byte ranges of an Arrow file: those of the pixels per record batch, and those of everything else."""
 
-    beside: list[ByteRange]
+    others: list[ByteRange]
     pixels: list[list[ByteRange]]
 
 
@@ -62,10 +62,10 @@ def layout_of(file: ObjectFile, path: Path) -> ArrowLayout:
     footer = bytes(file.read_tail(footer_bytes + _END_BYTES)[:footer_bytes])
     dictionaries, batches = (_blocks(footer, field) for field in (_DICTIONARIES, _BATCHES))
     known = [block.start for block in (*dictionaries, *batches)]
-    beside = [(0, min(known, default=file.size_bytes)), (file.size_bytes - footer_bytes - _END_BYTES, file.size_bytes)]
-    beside += [(block.start, block.start + block.header_bytes + block.body_bytes) for block in dictionaries]
+    others = [(0, min(known, default=file.size_bytes)), (file.size_bytes - footer_bytes - _END_BYTES, file.size_bytes)]
+    others += [(block.start, block.start + block.header_bytes + block.body_bytes) for block in dictionaries]
     headers = [(block.start, block.start + block.header_bytes) for block in batches]
-    file.cache_ranges([*beside, *headers])
+    file.cache_ranges([*others, *headers])
     table = pa.ipc.open_file(pa.PythonFile(file, mode="r")).schema
     columns = image_columns(table)
     of_pixels = [flag for field in table for flag in _flags(field, images=field.name in columns, path=path)]
@@ -76,13 +76,13 @@ def layout_of(file: ObjectFile, path: Path) -> ArrowLayout:
             problem = f"a record batch has {len(spans)} buffers, expected {len(of_pixels)}"
             raise FormatError(f"{path}: {problem}; the file is damaged, restore it")
         pixels.append([span for span, flag in zip(spans, of_pixels, strict=True) if flag and span[0] < span[1]])
-        beside += [span for span, flag in zip(spans, of_pixels, strict=True) if not flag and span[0] < span[1]]
-    beside += headers
-    if any(not 0 <= start <= stop <= file.size_bytes for spans in (beside, *pixels) for start, stop in spans):
+        others += [span for span, flag in zip(spans, of_pixels, strict=True) if not flag and span[0] < span[1]]
+    others += headers
+    if any(not 0 <= start <= stop <= file.size_bytes for spans in (others, *pixels) for start, stop in spans):
         raise FormatError(
             f"{path}: {file.size_bytes:,} bytes are fewer than the footer requires; the file is truncated, restore it"
         )
-    return ArrowLayout(beside, pixels)
+    return ArrowLayout(others, pixels)
 
 
 def _blocks(footer: bytes, field: int) -> list[_Block]:

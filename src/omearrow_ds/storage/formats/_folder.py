@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from omearrow_ds.codec import schema
 from omearrow_ds.codec.decode import new_image
-from omearrow_ds.codec.encode import Image, beside, with_checksums
+from omearrow_ds.codec.encode import Image, prepend_column, with_checksums
 from omearrow_ds.codec.leaves import numbers
 from omearrow_ds.errors import FormatError, MissingPathError, OMEArrowDSError
 from omearrow_ds.storage.byte_source import (
@@ -669,5 +669,5 @@ def write_members(
     values["dtype"] = tuple(dtype.name for dtype in values.get("dtype", ()))
     arrays = [pa.array(values.get(field.name, ()), field.type) for field in _MEMBER]
     listing = pa.StructArray.from_arrays(arrays, fields=list(_MEMBER))
-    table = beside(schema.SIDECAR_COLUMN, listing, with_checksums(columns, checksums))
+    table = prepend_column(schema.SIDECAR_COLUMN, listing, with_checksums(columns, checksums))
     pq.write_table(table.replace_schema_metadata({SIDECAR_FORMAT_KEY: format_name.encode()}), path / SIDECAR)

@@ -342,7 +342,7 @@ class _ObjectMemory:
     def __init__(self, file: ObjectFile, layout: ArrowLayout) -> None:
         self.object, self._pixels, self.fetched_batch = file, layout.pixels, -1
         self.file = mmap.mmap(-1, file.size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _UNRESERVED)
-        self._fill(layout.beside)
+        self._fill(layout.others)
 
     def refuse_changed(self, num_files: int = 1) -> None:
         """Do nothing: each request compares size and ETag of the object."""
