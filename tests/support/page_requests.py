@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from types import SimpleNamespace
 
+from omearrow_ds.dataset import collection
 from omearrow_ds.kernels import stacks
 from omearrow_ds.storage import parts_source
 
@@ -12,7 +13,8 @@ from omearrow_ds.storage import parts_source
 def watch_requests(monkeypatch):
     """Return a list that collects the byte ranges (first, length) that are requested."""
     ranges = []
-    monkeypatch.setattr(stacks._libc(), "madvise", lambda first, length, _: ranges.append((first, length)))
+    for module, name in ((stacks, "request_pages"), (collection, "request_pages_in_background")):
+        monkeypatch.setattr(module, name, lambda pages: ranges.extend(map(tuple, pages.tolist())))
     return ranges
 
 

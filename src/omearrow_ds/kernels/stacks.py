@@ -10,6 +10,7 @@ import mmap
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from resource import RUSAGE_SELF, getrusage
 from time import monotonic_ns
 from typing import Any, NamedTuple
@@ -22,6 +23,8 @@ Guard = Callable[[int], object]
 Rows = tuple[Array, int]  # (n,) int64, the first row of a window in each image, and its height, also beyond edges.
 _PIECE_BYTES = 2**17  # Linux reads at most its read-ahead window per request, by default 128 kB; the rest would fault.
 _GAP_BYTES = mmap.PAGESIZE
+_PIDFD_OPEN, _PROCESS_MADVISE = 434, 440  # Numbers of system calls, equal on all architectures.
+_MAX_RANGES = 1024  # Ranges per system call.
 _NUM_BATCHES = 16
 _NUM_RECENT, _RECENT_NS = 16, 10**9  # Images of the last 16 requests are not requested again within a second.
 _QUERY_NS = 10**6  # `getrusage` takes as long as scaling a small image, and a wait for a disk takes longer than this.
@@ -87,9 +90,10 @@ class Prefixes:
         self.flags, self.num_unchecked = bytearray(len(addresses)), len(addresses)
         self.is_checked = np.frombuffer(self.flags, bool)
 
-    def request(self, indices: Array) -> None:
+    def page_ranges(self, indices: Array) -> Array:
+        """Return the page ranges of the bytes before the chunks of images that were not checked before."""
         starts = self.addresses[indices[~self.is_checked[indices]]][:, None] + self.distances
-        request_ranges(starts.ravel(), self.num_bytes)
+        return _page_ranges(starts.ravel(), self.num_bytes)
 
     def check(self, indices: Iterable[int]) -> None:
         """Compare the bytes before the chunks of images that were not checked before."""
@@ -155,7 +159,7 @@ class Stacks:
         """
         requests, prefixes = self.requests, self.prefixes
         if requests is not None and monotonic_ns() >= requests.query_ns and requests.is_needed(self._is_cold):
-            self.request(np.atleast_1d(indices), rows)
+            request_pages(self.page_ranges(np.atleast_1d(indices), rows))
         if self.guard is not None:
             self.guard(1)
         if prefixes is not None and prefixes.num_unchecked:
@@ -170,17 +174,18 @@ class Stacks:
         middle = sum(length // 2 * stride for length, stride in zip(image.shape, image.strides, strict=True))
         return not is_resident(_address(image) + middle)
 
-    def request(self, indices: Array, rows: Rows | None = None) -> None:
-        """Request the pages of images, or of rows of images (T, C, Z, Y, X), unless they were requested recently."""
+    def page_ranges(self, indices: Array, rows: Rows | None = None) -> Array:
+        """Return the page ranges, see `request_pages`, of images, or of rows of images (T, C, Z, Y, X).
+
+        Images whose page ranges were returned recently are left out.
+        """
         if rows is None:
             indices = self._drop_recent(indices)
-            if self._page_range is not None:
-                first, num_bytes = self._page_range
-                request_ranges(self.addresses[indices] + first, num_bytes)
-                return
-        _request_images(self.addresses[indices], self.like, rows)
-        if self.prefixes is not None:
-            self.prefixes.request(indices)
+            if self._image_range is not None:
+                first, num_bytes = self._image_range
+                return _page_ranges(self.addresses[indices] + first, num_bytes)
+        ranges = _page_ranges_of_images(self.addresses[indices], self.like, rows)
+        return ranges if self.prefixes is None else np.concatenate([ranges, self.prefixes.page_ranges(indices)])
 
     def _drop_recent(self, indices: Array) -> Array:
         """Return the images that were not requested recently, and record them as requested."""
@@ -192,7 +197,7 @@ class Stacks:
         return np.array(others, np.int64)
 
     @functools.cached_property
-    def _page_range(self) -> tuple[int, int] | None:
+    def _image_range(self) -> tuple[int, int] | None:
         """Offset and length of the bytes of an image and before its chunks if they are one range; None for regions."""
         prefixes, addresses = self.prefixes, self.addresses
         if prefixes is None or not len(addresses) or addresses[0] != prefixes.addresses[0]:
@@ -288,8 +293,8 @@ class SelectedStacks(Stacks):
         selected = self._selected[indices]
         self._stacks.prepare(selected if isinstance(selected, np.ndarray) else int(selected), rows)
 
-    def request(self, indices: Array, rows: Rows | None = None) -> None:
-        self._stacks.request(self._selected[indices], rows)
+    def page_ranges(self, indices: Array, rows: Rows | None = None) -> Array:
+        return self._stacks.page_ranges(self._selected[indices], rows)
 
     def located(self, indices: Array) -> ImageAddresses:
         return self._stacks.located(self._selected[indices])
@@ -331,15 +336,14 @@ def _address(array: Array) -> int:
     return address
 
 
-def _request_images(addresses: Array, like: Array, rows: Rows | None) -> None:
-    """Request the pages of images like ``like`` (m, ...), or of ``rows`` of images like (m, T, C, Z, Y, X)."""
+def _page_ranges_of_images(addresses: Array, like: Array, rows: Rows | None) -> Array:
+    """Return the page ranges of images like ``like`` (m, ...), or of ``rows`` of images like (m, T, C, Z, Y, X)."""
     if rows is not None:
         tops, num_rows = rows
         first_rows = np.clip(tops, 0, max(like.shape[4] - num_rows, 0))
         addresses, like = addresses + first_rows * like.strides[4], like[:, :, :, :, :num_rows]
     offsets, span_bytes = byte_ranges(like)
-    starts = (addresses[:, None] + offsets).ravel()
-    request_ranges(starts, span_bytes)
+    return _page_ranges((addresses[:, None] + offsets).ravel(), span_bytes)
 
 
 def byte_ranges(like: Array) -> tuple[Array, int]:
@@ -358,13 +362,41 @@ def byte_ranges(like: Array) -> tuple[Array, int]:
     return offsets, span_bytes
 
 
-def request_ranges(starts: Array, num_bytes: int) -> None:
-    """Request byte ranges of one length in pieces, each of which Linux reads with one request."""
-    madvise = _libc().madvise
-    aligned = starts - starts % mmap.PAGESIZE
-    for start, stop in zip(aligned.tolist(), (starts + num_bytes).tolist(), strict=True):
-        for first in range(start, stop, _PIECE_BYTES):
-            madvise(first, min(_PIECE_BYTES, stop - first), mmap.MADV_WILLNEED)  # Only advice: errors do not matter.
+def _page_ranges(starts: Array, num_bytes: int) -> Array:
+    """Return byte ranges of one length as page ranges, each of which Linux reads with one request."""
+    first_pages = starts - starts % mmap.PAGESIZE
+    offsets = np.arange(0, num_bytes + mmap.PAGESIZE, _PIECE_BYTES)
+    lengths = (starts + num_bytes - first_pages)[:, None] - offsets
+    ranges = np.stack([first_pages[:, None] + offsets, np.minimum(lengths, _PIECE_BYTES)], axis=2)
+    return ranges[lengths > 0]
+
+
+def request_pages(ranges: Array) -> None:
+    """Ask Linux to read pages of mapped files: ranges (n, 2) int64, the address of a page and a length in bytes.
+
+    One system call requests many ranges, or each requests one if the kernel does not permit this.
+    """
+    libc = _libc()
+    process = libc.syscall(_PIDFD_OPEN, os.getpid(), 0, 0, 0, 0)
+    for first in range(0, len(ranges), _MAX_RANGES):
+        group = np.ascontiguousarray(ranges[first : first + _MAX_RANGES])
+        call = (_PROCESS_MADVISE, process, group.ctypes.data, len(group), mmap.MADV_WILLNEED, 0)
+        if libc.syscall(*call) < 0:
+            for address, num_bytes in group.tolist():
+                libc.madvise(address, num_bytes, mmap.MADV_WILLNEED)  # Only advice: errors do not matter.
+    if process >= 0:
+        os.close(process)
+
+
+def request_pages_in_background(ranges: Array) -> None:
+    """Request pages in another thread, since a request takes as long as scaling an image of its size."""
+    if len(ranges):
+        _request_thread(os.getpid()).submit(request_pages, ranges)
+
+
+@functools.lru_cache(1)
+def _request_thread(pid: int) -> ThreadPoolExecutor:  # noqa: ARG001  # A forked process has no threads.
+    return ThreadPoolExecutor(1, "omearrow-ds-pages")
 
 
 def request_files(paths: Iterable[str], max_bytes: int) -> None:
@@ -393,5 +425,6 @@ def is_resident(address: int) -> bool:
 def _libc() -> Any:
     library = ctypes.CDLL(None)
     library.madvise.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
+    library.syscall.argtypes, library.syscall.restype = [ctypes.c_long] * 6, ctypes.c_long
     library.mincore.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p]
     return library

@@ -271,15 +271,16 @@ class PartStacks(Stacks):
     def _is_cold(self) -> bool:
         return any(stacks._is_cold() for _, stacks in self._held if stacks is not None)  # noqa: SLF001  # Same class.
 
-    def request(self, indices: Array, rows: Rows | None = None) -> None:
-        """Request that the system reads the memory pages of images whose parts are open; see `Stacks.request`."""
-        numbers = self._first.searchsorted(indices, "right") - 1
+    def page_ranges(self, indices: Array, rows: Rows | None = None) -> Array:
+        """Return the page ranges of images whose parts are open; see `Stacks.page_ranges`."""
+        numbers, ranges = self._first.searchsorted(indices, "right") - 1, [np.empty((0, 2), np.int64)]
         with self._looking:
             for number in self._parts.keys() & set(numbers.tolist()):
                 stacks, is_in_part = self._parts[number][1], numbers == number
                 if stacks is not None:
                     rows_in_part = None if rows is None else (rows[0][is_in_part], rows[1])
-                    stacks.request(indices[is_in_part] - self._starts[number], rows_in_part)
+                    ranges.append(stacks.page_ranges(indices[is_in_part] - self._starts[number], rows_in_part))
+        return np.concatenate(ranges)
 
     def _open_parts(self, numbers: Array) -> dict[int, _Part]:
         """Return some parts, opened, and checked if their last check has expired; empty if no check is due."""

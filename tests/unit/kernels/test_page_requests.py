@@ -9,6 +9,7 @@ import os
 import tempfile
 from itertools import product
 from pathlib import Path
+from time import monotonic, sleep
 
 import numpy as np
 import pytest
@@ -16,7 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, convert, open_images, write_images
-from omearrow_ds.kernels.stacks import Prefixes, Stacks, _request_images, byte_ranges
+from omearrow_ds.kernels import stacks as stacks_module
+from omearrow_ds.kernels.stacks import (
+    Prefixes,
+    Stacks,
+    _page_ranges_of_images,
+    byte_ranges,
+    request_pages,
+    request_pages_in_background,
+)
 from tests.conftest import needs
 from tests.support.page_requests import address_of, covers, set_reads, watch_requests
 from tests.support.strategies import slow_except
@@ -53,9 +62,7 @@ def strided(draw):
 @given(strided(), st.data())
 def test_requests_cover_each_byte_of_the_images_in_small_pieces(array, data):
     indices = np.array(data.draw(st.lists(st.integers(0, len(array) - 1), min_size=1, max_size=3)))
-    with pytest.MonkeyPatch.context() as patch:
-        ranges = watch_requests(patch)
-        _request_images(Stacks([array]).addresses[indices], array, None)
+    ranges = _page_ranges_of_images(Stacks([array]).addresses[indices], array, None).tolist()
     assert all(first % PAGE == 0 and 0 < length <= PIECE for first, length in ranges)
     for index in set(indices.tolist()):
         for plane in np.ndindex(array.shape[1:4]):
@@ -73,9 +80,7 @@ def test_requests_cover_the_bytes_before_each_chunk(array, data):
     prefixes = Prefixes(np.zeros(0), np.array(distances), np.zeros((len(distances), num_bytes), "uint8"), pytest.fail)
     stacks = Stacks([array], prefixes=prefixes)
     prefixes.addresses, prefixes.is_checked = stacks.addresses, np.zeros(len(array), bool)
-    with pytest.MonkeyPatch.context() as patch:
-        ranges = watch_requests(patch)
-        stacks.request(np.arange(len(array)))
+    ranges = stacks.page_ranges(np.arange(len(array))).tolist()
     for index, address in enumerate(stacks.addresses.tolist()):
         for distance in distances:
             assert covers(ranges, address + distance)
@@ -85,51 +90,45 @@ def test_requests_cover_the_bytes_before_each_chunk(array, data):
         )
 
 
-def test_one_request_is_made_for_an_image_of_several_pages_of_parquet(stored, monkeypatch):
+def test_one_request_is_made_for_an_image_of_several_pages_of_parquet(stored):
     with open_images(stored("parquet")) as source:
-        stacks = source.images.mapped_stacks()
-        requested = watch_requests(monkeypatch)
-        stacks.request(np.arange(COUNT))
-    assert len(requested) == COUNT  # An image is less than 128 kB.
+        ranges = source.images.mapped_stacks().page_ranges(np.arange(COUNT))
+    assert len(ranges) == COUNT  # An image is less than 128 kB.
 
 
-def test_images_are_requested_again_after_16_requests_or_a_second(requested, reads):
+def test_images_are_requested_again_after_16_requests_or_a_second(reads):
     images = Stacks([np.zeros((64, 10, 10), "uint16")], is_mapped=True)
     counts = []
     for number in range(20):
         reads.time_ns += 1000 * MS * (number == 19)
-        images.request(np.array([0, number + 1]))
-        counts.append(len(requested))
-        requested.clear()
+        counts.append(len(images.page_ranges(np.array([0, number + 1]))))
     assert counts == [2, *[1] * 16, 2, 1, 2]
 
 
-def test_requests_for_regions_include_the_bytes_before_chunks(requested):
+def test_requests_for_regions_include_the_bytes_before_chunks():
     array = np.zeros((4, 1, 1, 1, 512, 128), "uint16")
     prefixes = Prefixes(Stacks([array]).addresses, np.array([-4]), np.zeros((1, 4), "uint8"), pytest.fail)
     stacks = Stacks([array], prefixes=prefixes).cut(lambda images: images[..., 256:, :])
-    stacks.request(np.array([1]))
-    assert covers(requested, address_of(array[1]) - 4)
+    assert covers(stacks.page_ranges(np.array([1])).tolist(), address_of(array[1]) - 4)
 
 
 @settings(deadline=None)
 @given(strided(), st.integers(-80, 80), st.integers(1, 90))
 def test_requests_for_rows_cover_those_inside_of_the_image(array, top, num_rows):
-    with pytest.MonkeyPatch.context() as patch:
-        ranges = watch_requests(patch)
-        _request_images(Stacks([array]).addresses[:1], array, (np.array([top]), num_rows))
+    addresses = Stacks([array]).addresses[:1]
+    ranges = _page_ranges_of_images(addresses, array, (np.array([top]), num_rows)).tolist()
     for row in range(max(top, 0), min(top + num_rows, array.shape[4])):
         for plane in np.ndindex(array.shape[1:4]):
             assert covers(ranges, address_of(array[0][plane][row, :1]))
             assert covers(ranges, address_of(array[0][plane][row, -1:]))
 
 
-def test_requests_are_for_no_more_than_the_pages_of_whole_images(requested):
+def test_requests_are_for_no_more_than_the_pages_of_whole_images():
     array = np.zeros((50, 5, 300, 300), "uint16")
-    _request_images(Stacks([array]).addresses[[3, 40]], array, None)
+    ranges = _page_ranges_of_images(Stacks([array]).addresses[[3, 40]], array, None)
     image_bytes = array[0].nbytes
-    assert sum(length for _, length in requested) <= 2 * (image_bytes + PAGE)
-    assert len(requested) == 2 * -(-(image_bytes + PAGE) // PIECE)
+    assert ranges[:, 1].sum() <= 2 * (image_bytes + PAGE)
+    assert len(ranges) == 2 * -(-(image_bytes + PAGE) // PIECE)
 
 
 @pytest.mark.parametrize("is_cold", [False, True])
@@ -223,6 +222,27 @@ def forget(path):
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     if sum(residents_of(file).sum() for file in files_of(path) if file.stat().st_size) > 10:
         pytest.skip("pages of files on this disk stay in memory")
+
+
+@pytest.mark.parametrize("is_permitted", [True, False], ids=["one call", "a call per range"])
+@pytest.mark.parametrize("request_ranges", [request_pages, request_pages_in_background])
+def test_requested_pages_are_read_and_others_are_not(stored, monkeypatch, request_ranges, is_permitted):
+    path = stored("arrow")
+    forget(path)
+    if not is_permitted:
+        monkeypatch.setattr(stacks_module._libc(), "syscall", lambda *_: -1)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        mapped.madvise(mmap.MADV_RANDOM)
+        address = np.frombuffer(mapped, np.uint8).ctypes.data
+        pages = np.arange(0, 4 * 1100, 4)  # More ranges than one system call accepts.
+        request_ranges(np.column_stack([address + pages * PAGE, np.full(len(pages), PAGE)]))
+        stacks_module._request_thread(os.getpid()).submit(int).result()
+        deadline = monotonic() + 60
+        while not residents_of(path)[pages].all() and monotonic() < deadline:
+            sleep(0.01)
+    residents = residents_of(path)
+    assert residents[pages].all()
+    assert residents.sum() < 2 * len(pages)
 
 
 ONE_OF_EACH = [("arrow", "batch"), ("parquet", "sample"), ("lance", "crops")]
