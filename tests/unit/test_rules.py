@@ -221,7 +221,7 @@ def test_pixels_never_become_python_objects():
             "self._array.slice(first, _NUM_STRINGS)",
             "self._array[:3]",
         },
-        "storage/remote_parts_source.py": {"pc.count_distinct(self.column(name), 'all')"},
+        "storage/remote_parts_source.py": {"pc.count_distinct(column, 'all')"},
         "storage/jobs.py": {"self.checksums"},
         "storage/stats.py": {"source.column(name)", "self.table"},
         "storage/keys.py": {"encoded.dictionary", "columns[row][index]"},

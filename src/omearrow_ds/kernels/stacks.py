@@ -367,8 +367,8 @@ def _page_ranges(starts: Array, num_bytes: int) -> Array:
     first_pages = starts - starts % mmap.PAGESIZE
     offsets = np.arange(0, num_bytes + mmap.PAGESIZE, _PIECE_BYTES)
     lengths = (starts + num_bytes - first_pages)[:, None] - offsets
-    ranges = np.stack([first_pages[:, None] + offsets, np.minimum(lengths, _PIECE_BYTES)], axis=2)
-    return ranges[lengths > 0]
+    ranges: Array = np.stack([first_pages[:, None] + offsets, np.minimum(lengths, _PIECE_BYTES)], axis=2)[lengths > 0]
+    return ranges
 
 
 def request_pages(ranges: Array) -> None:

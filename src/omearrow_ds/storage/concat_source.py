@@ -21,10 +21,10 @@ from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._columns import columns_and_checksums, is_narrow
 from omearrow_ds.storage.formats._error_translation import MALFORMED
 from omearrow_ds.storage.formats._file_guard import Fingerprint
-from omearrow_ds.storage.formats._image_columns import ImagesOf, kinds_of
+from omearrow_ds.storage.formats._image_columns import kinds_of
 from omearrow_ds.storage.formats._table import native, read_ids
 from omearrow_ds.storage.formats._urls import Url
-from omearrow_ds.storage.parts_source import Index, Open, PartsSource
+from omearrow_ds.storage.parts_source import Concat, Index, Open, Parts
 from omearrow_ds.storage.protocol import Paths
 
 _Opening = Callable[..., Images]  # Opens a part; with ``look=True``, the part is only inspected.
@@ -80,40 +80,25 @@ class LazyColumns(NamedTuple):
         return _join([joined_schema.empty_table(), *tables], self.parts, path)
 
 
-class ConcatSource(PartsSource):
-    """Collections of other software read as one, which ``paths`` reopens; ``lazy`` columns are read on request."""
+class JoinedParts(Parts):
+    """Parts of which the columns are read on request."""
 
-    def __init__(
-        self,
-        paths: Paths,
-        image_column: tuple[str, ...],
-        other_image_columns: tuple[str, ...],
-        lazy: LazyColumns | None,
-        *parts: Any,
-    ) -> None:
-        super().__init__(*parts)
-        self.requested_path, self._lazy = paths, lazy
-        self._arguments = (paths, image_column, other_image_columns, lazy, *parts)
-        self.image_column, self.other_image_columns = image_column, other_image_columns
-        if lazy is not None:
-            self.column_schema = lazy.schema
+    def __init__(self, lazy: LazyColumns, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._lazy, self._arguments = lazy, (lazy, *arguments)
 
-    def _read_columns(self, names: list[str]) -> pa.Table:
-        if self._lazy is None:
-            return super()._read_columns(names)
-        return self._lazy.read(names, self.part, self.path) if names else pa.table({})
+    @property
+    def column_schema(self) -> pa.Schema:
+        return self._lazy.schema
 
-    def image_columns(self) -> list[ImagesOf]:
-        columns: dict[str, ImagesOf] = {}
-        for column in chain.from_iterable(self.part(number).image_columns() for number in range(len(self.parts))):
-            columns[column.name] = columns[column.name] + column if column.name in columns else column
-        return list(columns.values())
+    def read_columns(self, names: list[str]) -> pa.Table:
+        return self._lazy.read(names, self.get, self.path) if names else pa.table({})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ConcatSource, self._arguments
+        return JoinedParts, self._arguments
 
 
-def joined(path: Path, parts: Sequence[Part], opening: _Opening, paths: Paths | None = None) -> ConcatSource:
+def joined(path: Path, parts: Sequence[Part], opening: _Opening, paths: Paths | None = None) -> Concat:
     """Open one or more collections in the folder ``path`` as one collection, which can be reopened from ``paths``."""
     # ``opening`` is a picklable function that opens a part. With ``look=True``, the part is only inspected. Raises
     # `FormatError` if parts have several formats; `ColumnError` if images are in columns of different names, or a
@@ -145,7 +130,8 @@ def joined(path: Path, parts: Sequence[Part], opening: _Opening, paths: Paths | 
         rows,
     )
     arguments = (path, first.format, files, index, opening, fingerprints)
-    return ConcatSource(path if paths is None else paths, first.image_column, tuple(others), lazy, *arguments)
+    collection = Parts(*arguments) if lazy is None else JoinedParts(lazy, *arguments)
+    return Concat(collection, path if paths is None else paths, first.image_column, tuple(others))
 
 
 class PartHeader(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 from urllib.parse import unquote, urlsplit
 
 from omearrow_ds.errors import ArgumentError, BackendError, ColumnError, FormatError
-from omearrow_ds.storage.concat_source import ConcatSource, Part, joined
+from omearrow_ds.storage.concat_source import Part, joined
 from omearrow_ds.storage.formats import Format, _detect
 from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
@@ -197,7 +197,7 @@ def open_below(folder: Path, only: str | None, opening: Callable[..., Images]) -
     return _with_images(folder, parts, opening)
 
 
-def _with_images(path: Path, parts: Sequence[Part], opening: Callable[..., Images]) -> ConcatSource:
+def _with_images(path: Path, parts: Sequence[Part], opening: Callable[..., Images]) -> Images:
     """Open the parts with images; tables without images, such as features, may be stored alongside them."""
     try:
         return joined(path, parts, opening)

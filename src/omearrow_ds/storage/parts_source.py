@@ -6,8 +6,8 @@ import bisect
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from time import monotonic_ns
@@ -20,11 +20,23 @@ from omearrow_ds.errors import FormatError
 from omearrow_ds.kernels.stacks import ImageAddresses, PageRequests, Rows, Stacks, same_strides
 from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.byte_source import STATUS_NS
-from omearrow_ds.storage.extents import Region
+from omearrow_ds.storage.extents import Regions, Targets
 from omearrow_ds.storage.formats import Format
-from omearrow_ds.storage.formats._base import Array, Block, Images, PartLayout, files_below, group_by_part, is_uniform
+from omearrow_ds.storage.formats._base import (
+    Array,
+    Block,
+    Images,
+    PartFetches,
+    PartLayout,
+    files_below,
+    forwarded,
+    group_by_part,
+    is_uniform,
+)
+from omearrow_ds.storage.formats._detect import Paths
 from omearrow_ds.storage.formats._file_guard import FileGuard, Fingerprint
-from omearrow_ds.storage.formats._stored import Stored
+from omearrow_ds.storage.formats._image_columns import ImagesOf
+from omearrow_ds.storage.formats._stored import Outline, Stored
 from omearrow_ds.storage.hashes import new_hash
 
 OPEN_PARTS = 28  # Parts open at once: each has a descriptor or two, and a process may have 1,024.
@@ -40,56 +52,72 @@ _Part = tuple[Images, Stacks | None]
 class Index:
     """Image index of several collections, built without opening them; see `Images`.
 
-    Without ``rows``, they are all images in order; without ``columns`` and ``checksums``, these are read lazily.
+    Without ``rows``, they are all images in order. Without ``columns``, columns and checksums are read on request.
     """
 
     starts: Sequence[int]  # Index of the first image of each part, followed by the number of images.
     image_ids: Sequence[str]
     shapes: Array
     dtypes: Sequence[np.dtype[Any]]
-    columns: pa.Table | None
+    columns: pa.Table | None  # None if the parts read them on request.
     checksums: pa.ChunkedArray | None
     rows: Array | None = None
 
 
-class PartsSource(Images):
-    """Several collections of one format that are read as one collection.
+class Parts:
+    """The parts of a collection, of one format, of which at most ``max_open`` are open.
 
-    ``opening`` is a picklable function that opens one of the paths ``parts``. ``fingerprints`` are the states of the
-    parts when ``index`` was built; None if changes are detected otherwise.
+    ``open_part`` is a picklable function that opens one of the ``paths``. ``fingerprints`` are the states of the parts
+    when ``index`` was built; None if changes are detected otherwise.
     """
 
-    most_open = OPEN_PARTS  # Maximum number of parts open at once.
-    starts: Sequence[int]
+    max_open = OPEN_PARTS
+    guard: FileGuard
+    variant: tuple[str, ...] = ()  # See `Images`.
 
     def __init__(
-        self, path: Path, fmt: Format, parts: Sequence[Path], index: Index, opening: Open, fingerprints: States = None
+        self, path: Path, fmt: Format, paths: Sequence[Path], index: Index, open_part: Open, fingerprints: States = None
     ) -> None:
-        self.path, self._format, self.parts, self._open_part = path, fmt, parts, opening
-        self._index, self._fingerprints = index, fingerprints
-        vars(self).update({name: value for name, value in vars(index).items() if value is not None})
+        self.path, self.format, self.paths, self.index, self.open_part = path, fmt, paths, index, open_part
+        self.starts, self._fingerprints, self._columns = index.starts, fingerprints, index.columns or pa.table({})
         self.opened: dict[int, Images] = {}  # Open parts by number, the most recently used last.
         if fingerprints is not None:
             self.guard = FileGuard(path)
-            self.guard.fingerprint = (_digest([*zip(map(str, parts), fingerprints, strict=True)]),)
-            self.variant = (f"{_digest(list(map(str, parts))):x}",)
+            self.guard.fingerprint = (_digest([*zip(map(str, paths), fingerprints, strict=True)]),)
+            self.variant = (f"{_digest(list(map(str, paths))):x}",)
 
     @property
-    def format(self) -> Format:
-        return self._format
+    def fetches(self) -> PartFetches | None:
+        """Fetches of whole parts from a server; None if parts are local."""
+        return None
 
-    @cached_property
-    def part_layout(self) -> PartLayout:
-        names = [part.name for part in self.parts]
+    @property
+    def layout(self) -> PartLayout:
+        """Properties for shuffling the images of the parts."""
+        names = [part.name for part in self.paths]
         return PartLayout(self.starts, f"{_digest([names, list(map(int, self.starts))]):032x}")
 
-    def part(self, number: int) -> Images:
+    @property
+    def checksums(self) -> pa.ChunkedArray | None:
+        """A checksum or a null per image; None if none is stored."""
+        return self.index.checksums
+
+    @property
+    def column_schema(self) -> pa.Schema:
+        """Names and types of the columns."""
+        return self._columns.schema
+
+    def read_columns(self, names: list[str]) -> pa.Table:
+        """Return some columns."""
+        return self._columns.select(names)
+
+    def get(self, number: int) -> Images:
         """Return a part, opened if it is closed; if too many are open, the least recently used one is closed."""
-        source = self.opened.pop(number, None) or self._open_checked(number)
-        self.opened[number] = source
-        while len(self.opened) > self.most_open:
+        images = self.opened.pop(number, None) or self._open_checked(number)
+        self.opened[number] = images
+        while len(self.opened) > self.max_open:
             self._close_oldest()
-        return source
+        return images
 
     def _close_oldest(self) -> None:
         number = next(iter(list(self.opened)), -1)  # A copy, because another thread may add one.
@@ -102,64 +130,129 @@ class PartsSource(Images):
         """Do nothing; subclasses release resources of a part that was closed."""
 
     def _open_checked(self, number: int) -> Images:
-        source = self._open(number)
-        images = slice(self.starts[number], self.starts[number + 1])
+        images, index = self._open(number), self.index
+        rows = slice(self.starts[number], self.starts[number + 1])
         known = None if self._fingerprints is None else self._fingerprints[number]
         if (
-            source.format != self._format
-            or (known is not None and source.guard.fingerprint != known)
-            or not np.array_equal(source.shapes, self.shapes[images])
-            or list(source.dtypes) != list(self.dtypes[images])
+            images.format != self.format
+            or (known is not None and images.guard.fingerprint != known)
+            or not np.array_equal(images.shapes, index.shapes[rows])
+            or list(images.dtypes) != list(index.dtypes[rows])
         ):
-            source.close()
+            images.close()
             problem = f"was replaced or changed since {self.path} was written"
-            raise FormatError(problem, path=self.parts[number], remedy="open it again, or restore it")
-        return source
+            raise FormatError(problem, path=self.paths[number], remedy="open it again, or restore it")
+        return images
 
     def _open(self, number: int) -> Images:
-        return self._open_part(self.parts[number])
+        return self.open_part(self.paths[number])
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Return a context in which parts are read."""
+        return nullcontext()
+
+    def files(self) -> Iterator[Path]:
+        """Yield the local files of the collection."""
+        for part in self.paths:
+            yield from files_below([part, *filter(Path.exists, self.format.files_beside(part))])
+
+    def stored_size(self) -> tuple[int, int, int] | None:
+        """Return the number of files, and their size and allocated size in bytes; None if these are local files."""
+        return None
+
+    def outline(self) -> Outline | None:
+        """Return the storage layout without opening a part; None if a part must be opened."""
+        return None
+
+    def are_in_place(self) -> bool:
+        """Return whether images of one shape and dtype are views of memory-mapped files."""
+        number = next(number for number, (start, stop) in enumerate(pairwise(self.starts)) if stop > start)
+        return self.get(number).mapped_stacks() is not None
+
+    def close(self) -> None:
+        """Close all parts; a later read opens them again."""
+        while self.opened:
+            self._close_oldest()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.format, self.paths, self.index, self.open_part, self._fingerprints)
+
+
+class Concat(Images):
+    """Several collections of one format that are read as one collection."""
+
+    format = forwarded("parts.format")
+    part_layout = forwarded("parts.layout")
+    part_fetches = forwarded("parts.fetches")
+    checksums = forwarded("parts.checksums")
+    column_schema = forwarded("parts.column_schema")
+    _read_columns = forwarded("parts.read_columns")
+    stored_files = forwarded("parts.files")
+    close = forwarded("parts.close")
+
+    def __init__(
+        self,
+        parts: Parts,
+        requested_path: Paths | None = None,
+        image_column: tuple[str, ...] = (),
+        other_image_columns: tuple[str, ...] = (),
+    ) -> None:
+        self.parts, index = parts, parts.index
+        self.path, self.guard, self.variant = parts.path, parts.guard, parts.variant
+        self.requested_path, self.image_column = requested_path, image_column
+        self.other_image_columns = other_image_columns
+        self.image_ids, self.shapes, self.dtypes = index.image_ids, index.shapes, index.dtypes
+        if index.rows is not None:
+            self.rows = index.rows
+        if index.columns is not None:
+            self.columns = index.columns
+
+    def image_columns(self) -> list[ImagesOf]:
+        columns: dict[str, ImagesOf] = {}
+        for number in range(len(self.parts.paths)):
+            for column in self.parts.get(number).image_columns():
+                columns[column.name] = columns[column.name] + column if column.name in columns else column
+        return list(columns.values())
 
     def _by_part(self, indices: Sequence[int]) -> Iterator[tuple[Images, list[int], Keep]]:
         """Yield the parts of sorted indices, with the indices in each, and a function that keeps views or copies."""
-        groups = group_by_part(self.starts, indices)
+        groups = group_by_part(self.parts.starts, indices)
         keep = np.asarray if len(groups) <= _VIEWED_PARTS else np.array
         for number, indices_of_part in groups:
-            first = self.starts[number]
-            yield self.part(number), [index - first for index in indices_of_part], keep
+            first = self.parts.starts[number]
+            yield self.parts.get(number), [index - first for index in indices_of_part], keep
 
-    def read_arrays(
-        self, rows: Sequence[int], regions: Sequence[Region] | None = None, out: Sequence[Array] | None = None
-    ) -> list[Array]:
+    def read_arrays(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
         order = sorted(range(len(rows)), key=rows.__getitem__)
         arrays: dict[int, Array] = {}
-        for part, part_rows, keep in self._by_part([rows[position] for position in order]):
-            positions = order[len(arrays) : len(arrays) + len(part_rows)]
-            of_regions = None if regions is None else [regions[position] for position in positions]
-            of_out = None if out is None else [out[position] for position in positions]
-            images = part.read_arrays(part_rows, of_regions, of_out)
-            arrays |= zip(positions, map(keep, images) if out is None else images, strict=True)
+        with self.parts.reading():
+            for part, part_rows, keep in self._by_part([rows[position] for position in order]):
+                positions = order[len(arrays) : len(arrays) + len(part_rows)]
+                of_regions = None if regions is None else [regions[position] for position in positions]
+                of_out = None if out is None else [out[position] for position in positions]
+                images = part.read_arrays(part_rows, of_regions, of_out)
+                arrays |= zip(positions, map(keep, images) if out is None else images, strict=True)
         return [arrays[position] for position in range(len(rows))]
 
     @property
     def fills_out(self) -> bool:
-        return self.format.is_folder and len(self) > 0 and self.part(0).fills_out
+        return self.format.is_folder and len(self) > 0 and self.parts.get(0).fills_out
 
     def mapped_stacks(self) -> Stacks | None:
-        number = next((number for number, (start, stop) in enumerate(pairwise(self.starts)) if stop > start), None)
-        if number is None or not is_uniform(self.shapes, self.dtypes) or self.part(number).mapped_stacks() is None:
-            return None
-        return PartStacks(self)
+        is_mapped = len(self) > 0 and is_uniform(self.shapes, self.dtypes) and self.parts.are_in_place()
+        return PartStacks(self.parts) if is_mapped else None
 
     def stream(self) -> Iterator[Block]:
+        num_parts = len(self.parts.paths)
         if self.part_fetches is not None:
-            self.part_fetches.expect(range(len(self.parts)))
-        for number, (first, stop) in enumerate(pairwise(self.starts)):
+            self.part_fetches.expect(range(num_parts))
+        for number, (first, stop) in enumerate(pairwise(self.parts.starts)):
             if stop == first:
                 continue
             size_bytes = image_bytes(self.shapes[first:stop], self.dtypes[first:stop]).sum()
             # Views of many small files, which a writer collects, would exceed the limit of open files.
-            is_copied = len(self.parts) > _VIEWED_PARTS and size_bytes < _VIEWED_BYTES
-            for start, images in self.part(number).stream():
+            is_copied = num_parts > _VIEWED_PARTS and size_bytes < _VIEWED_BYTES
+            for start, images in self.parts.get(number).stream():
                 yield first + start, list(map(np.array, images)) if is_copied else images
 
     def metadata(self, index: int) -> dict[str, Any]:
@@ -171,22 +264,20 @@ class PartsSource(Images):
         return list(dict.fromkeys([self.image_ids[index], *part.mask_name_stems(row)]))
 
     def storage_info(self) -> Stored:
-        stored = self.part(0).storage_info()
-        return replace(stored, chunking=f"{len(self.parts):,} parts, the first: {stored.chunking}")
+        stored = self.parts.get(0).storage_info()
+        return replace(stored, chunking=f"{len(self.parts.paths):,} parts, the first: {stored.chunking}")
 
-    def stored_files(self) -> Iterator[Path]:
-        for part in self.parts:
-            yield from files_below([part, *filter(Path.exists, self._format.files_beside(part))])
+    def stored_size(self) -> tuple[int, int, int]:
+        return self.parts.stored_size() or super().stored_size()
 
-    def close(self) -> None:
-        while self.opened:
-            self._close_oldest()
+    def outline(self) -> Outline:
+        return self.parts.outline() or super().outline()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.path, self._format, self.parts, self._index, self._open_part, self._fingerprints)
+        return Concat, (self.parts, self.requested_path, self.image_column, self.other_image_columns)
 
     def __repr__(self) -> str:
-        contents = f"{len(self)} images in {len(self.parts)} parts"
+        contents = f"{len(self)} images in {len(self.parts.paths)} parts"
         return f"<{self.format.label} source of {contents} at {os.fspath(self.path)!r}>"
 
 
@@ -201,14 +292,14 @@ class PartStacks(Stacks):
     layout of a part differs from the others, its images are decoded on request. ``cut`` makes a view of images.
     """
 
-    def __init__(self, source: PartsSource, cut: Keep = np.asarray) -> None:
-        shape = source.shapes[0].tolist()
-        super().__init__([cut(np.empty((1, *shape), source.dtypes[0]))])  # Only its shape and strides are used.
+    def __init__(self, parts: Parts, cut: Keep = np.asarray) -> None:
+        shape = parts.index.shapes[0].tolist()
+        super().__init__([cut(np.empty((1, *shape), parts.index.dtypes[0]))])  # Only its shape and strides are used.
         self.single_array, self.requests = None, PageRequests()
-        self._source, self._cut = source, cut
-        self._starts, self.num_images = list(source.starts), source.starts[-1]
+        self._all_parts, self._cut = parts, cut
+        self._starts, self.num_images = list(parts.starts), parts.starts[-1]
         self._first = np.array(self._starts)
-        self.many = len(self._starts) - 1 > source.most_open
+        self.many = len(self._starts) - 1 > parts.max_open
         self._table = np.empty(len(self), np.int64)  # Image addresses in open parts.
         self._good_ns = np.zeros(len(self._starts) - 1, np.int64)  # Time until which a part needs no check.
         self._is_checked = np.ones(len(self), bool)
@@ -230,12 +321,12 @@ class PartStacks(Stacks):
 
     def cut(self, cut: Callable[[Array], Array]) -> Stacks:
         """Return stacks that contain the same region of each image; see `Stacks.cut`."""
-        stacks = PartStacks(self._source, lambda images: cut(self._cut(images)))
+        stacks = PartStacks(self._all_parts, lambda images: cut(self._cut(images)))
         stacks.requests = self.requests
         return stacks
 
     def _turns(self, indices: Array) -> list[Array]:
-        most = self._source.most_open
+        most = self._all_parts.max_open
         parts, part_of = np.unique(self._first.searchsorted(indices, "right") - 1, return_inverse=True)
         turns = -(-len(parts) // most)
         return [np.flatnonzero(part_of // most == turn) for turn in range(turns)] if turns > 1 else []
@@ -305,10 +396,10 @@ class PartStacks(Stacks):
 
     def _part(self, number: int) -> _Part:
         """Return a part, opened if it is not; release parts that were closed since the last call."""
-        source, part = self._source.part(number), self._parts.get(number)
+        source, part = self._all_parts.get(number), self._parts.get(number)
         if part is not None and part[0] is source:
             return part
-        for closed in self._parts.keys() - set(self._source.opened):
+        for closed in self._parts.keys() - set(self._all_parts.opened):
             del self._parts[closed]
             self._good_ns[closed] = 0
         stacks = source.mapped_stacks()

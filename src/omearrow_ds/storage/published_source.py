@@ -26,7 +26,7 @@ from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_
 from omearrow_ds.storage.formats._file_guard import FileGuard, Fingerprint
 from omearrow_ds.storage.hashes import file_hash, new_hash
 from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS, Manifest
-from omearrow_ds.storage.parts_source import Index, Open, PartsSource
+from omearrow_ds.storage.parts_source import Concat, Index, Open, Parts
 
 _NUM_STRINGS = 2**16  # Strings converted together when all are iterated.
 _SIZES = tuple(f"size_{axis}" for axis in "tczyx")
@@ -83,8 +83,8 @@ def _as_table(index: Index) -> pa.Table:
     return pa.table({schema.SIDECAR_COLUMN: images, **{name: columns[name] for name in columns.column_names}})
 
 
-class PublishedSource(PartsSource):
-    """A published collection in parts; opening it reads ``parts.json`` and the index, for any number of parts."""
+class PublishedParts(Parts):
+    """Parts of a published collection, of which ``parts.json`` and the index are read for any number of parts."""
 
     _hashed: Fingerprint = ()  # Status of the index file whose hash was compared.
 
@@ -97,7 +97,10 @@ class PublishedSource(PartsSource):
         self.guard.refuse_changed()
         files = [path / PARTS / part.name for part in self.manifest.parts]
         super().__init__(path, get_format(self.manifest.format), files, index, opening)
-        self.image_column = (schema.COLUMN,) if self.format.kind == "table" else ()
+
+    def images(self) -> Concat:
+        """Return the images of the parts."""
+        return Concat(self, image_column=(schema.COLUMN,) if self.format.kind == "table" else ())
 
     def _read_manifest(self) -> Manifest:
         return Manifest.read(self.path)
@@ -140,7 +143,7 @@ class PublishedSource(PartsSource):
         pa.default_memory_pool().release_unused()  # This frees a hundred bytes per image.
 
     @cached_property
-    def checksums(self) -> pa.ChunkedArray | None:  # type: ignore[override]  # Read lazily.
+    def checksums(self) -> pa.ChunkedArray | None:
         self.guard.refuse_changed()
         with self._open_index() as index:
             sums = _read_field(index, "checksum")
@@ -153,26 +156,26 @@ class PublishedSource(PartsSource):
             fields = [field for field in index.schema_arrow if field.name != schema.SIDECAR_COLUMN]
         return plain_columns(pa.schema(fields).empty_table(), str(self._index_file)).schema
 
-    def _read_columns(self, names: list[str]) -> pa.Table:
+    def read_columns(self, names: list[str]) -> pa.Table:
         self.guard.refuse_changed()
         with self._open_index() as index:
             return plain_columns(index.read(names).select(names), str(self._index_file))
 
     def _open_checked(self, number: int) -> Images:
         self.guard.refuse_changed()
-        source = super()._open_checked(number)
-        if source.image_ids != self.image_ids[self.starts[number] : self.starts[number + 1]]:
-            source.close()
-            raise FormatError(f"{self.parts[number]}: image ids differ from those in {INDEX}; restore the part")
-        return source
+        images = super()._open_checked(number)
+        if images.image_ids != self.index.image_ids[self.starts[number] : self.starts[number + 1]]:
+            images.close()
+            raise FormatError(f"{self.paths[number]}: image ids differ from those in {INDEX}; restore the part")
+        return images
 
-    def stored_files(self) -> Iterator[Path]:
+    def files(self) -> Iterator[Path]:
         yield self.path / MANIFEST
         yield self.path / self.manifest.index_file
-        yield from super().stored_files()
+        yield from super().files()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PublishedSource, (self.path, self._open_part)
+        return PublishedParts, (self.path, self.open_part)
 
 
 def _read_field(index: pq.ParquetFile, name: str) -> pa.Array:

@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError
-from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.byte_source import ByteRange
 from omearrow_ds.storage.extents import Regions, Targets
 from omearrow_ds.storage.formats import FORMATS, Format
@@ -31,7 +30,6 @@ from omearrow_ds.storage.formats._base import (
     PartLayout,
     crop_images,
     forwarded,
-    is_uniform,
     read_distinct,
 )
 from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
@@ -43,8 +41,8 @@ from omearrow_ds.storage.hashes import digest_of, part_hash
 from omearrow_ds.storage.image_extents import PieceLayout
 from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS, PLATE, Manifest, PublishedPart
 from omearrow_ds.storage.part_cache import PartCache, PinnedFile, write_all
-from omearrow_ds.storage.parts_source import OPEN_PARTS, Open, PartStacks
-from omearrow_ds.storage.published_source import PublishedSource
+from omearrow_ds.storage.parts_source import OPEN_PARTS, Open
+from omearrow_ds.storage.published_source import PublishedParts
 from omearrow_ds.storage.remote import ObjectStore, Storage
 from omearrow_ds.storage.urls import FetchCancelledError, Prefetcher
 from omearrow_ds.storage.verified import VerifiedSource
@@ -116,21 +114,21 @@ class RangedPartSource(Images):
             self._whole.close()
 
 
-class RemotePartsSource(PublishedSource):
-    """A published collection in parts on a server; opening it reads two objects, for any number of parts.
+class RemoteParts(PublishedParts):
+    """Parts of a published collection on a server; opening it reads two objects, for any number of parts.
 
     ``open_ranged`` opens a part by its URL to read a few images, if the format supports range requests, until `expect`
     requests more, or a part needs to be fetched whole; None if parts are always fetched whole.
     """
 
     def __init__(
-        self, path: Url, opening: Open, storage: Storage, cache: PartCache, open_ranged: Open | None = None
+        self, path: Url, open_part: Open, storage: Storage, cache: PartCache, open_ranged: Open | None = None
     ) -> None:
         self._remote, self.cache = ObjectStore(path, storage), cache
         self._lock = ProcessLocal(threading.RLock)  # Prevents closing and evicting a part that another thread reads.
         self._pinned: dict[int, PinnedFile] = {}
         self._pinned_index: PinnedFile | None = None
-        super().__init__(path, opening)
+        super().__init__(path, open_part)
         if self.format.is_folder:
             names = ", ".join(fmt.name for fmt in FORMATS if not fmt.is_folder)
             problem = f"parts of {self.format.label} are folders, but parts on a server must be single files of {names}"
@@ -146,7 +144,7 @@ class RemotePartsSource(PublishedSource):
         """Fetch whole parts from now on."""
         super().close()
         self._open_ranged = None
-        self.most_open, self._max_ahead = self._room(_MIN_PARTS)
+        self.max_open, self._max_ahead = self._room(_MIN_PARTS)
 
     def _new_prefetcher(self) -> Prefetcher[int, None]:
         is_large = any(part.size_bytes > RANGED_BYTES for part in self.manifest.parts)
@@ -184,18 +182,17 @@ class RemotePartsSource(PublishedSource):
         max_ahead = min(AHEAD, slots // 2)
         return min(OPEN_PARTS, slots - max_ahead), max_ahead
 
-    @cached_property
-    def part_layout(self) -> PartLayout:
+    @property
+    def layout(self) -> PartLayout:
         layout = self.manifest.made.get("layout", {})
         is_permuted, groups = layout.get("shuffle_seed") is not None, [PLATE, *layout.get("group_by", ())]
-        is_one_group = all(
-            pc.count_distinct(self.column(name), "all").as_py() < 2 for name in groups if name in self.column_names
-        )
+        columns = self.read_columns([name for name in self.column_schema.names if name in groups])
+        is_one_group = all(pc.count_distinct(column, "all").as_py() < 2 for column in columns.columns)
         window = _MIXED_WINDOW if is_permuted else _WINDOW
-        return super().part_layout._replace(window=window, mixed=is_permuted and is_one_group)
+        return super().layout._replace(window=window, mixed=is_permuted and is_one_group)
 
     @property
-    def part_fetches(self) -> Self:  # type: ignore[override]  # Read-only.
+    def fetches(self) -> Self:
         return self
 
     def expect(self, parts: Sequence[int], at_once: int = 1) -> None:
@@ -242,18 +239,19 @@ class RemotePartsSource(PublishedSource):
         pinned = self.cache.acquire(part.name, part.size_bytes, fetch, release=self._release_part)
         self._pinned[number] = pinned
         self._progress.add_bytes(number, part.size_bytes)  # It may have been cached, or fetched by another process.
-        return self._open_part(pinned.path)
+        return self.open_part(pinned.path)
 
     def _open_by_ranges(self, number: int, open_ranged: Open) -> Images | None:
         """Return a part that is cached or is read by byte ranges; None if it must be fetched."""
-        part, path = self.manifest.parts[number], self.parts[number]
+        part, path = self.manifest.parts[number], self.paths[number]
         pinned = self.cache.get(part.name)
         if pinned is not None:
             self._pinned[number] = pinned
-            return self._open_part(pinned.path)
+            return self.open_part(pinned.path)
         if part.places and self.checksums is not None:  # Checksums detect images of a replaced object.
             rows = slice(self.starts[number], self.starts[number + 1])
-            known = self.image_ids[rows], self.shapes[rows], self.dtypes[rows], self.checksums[rows]
+            index = self.index
+            known = index.image_ids[rows], index.shapes[rows], index.dtypes[rows], self.checksums[rows]
             return VerifiedSource(RangedPartSource(path, self.format, part, self._remote, known, open_ranged))
         with suppress(FormatError):  # The compression needs whole parts; or it is damaged, which its hash detects.
             source = open_ranged(path)
@@ -274,14 +272,14 @@ class RemotePartsSource(PublishedSource):
 
     def _open_checked(self, number: int) -> Images:
         try:
-            with self._reading_alone():
+            with self.reading():
                 return super()._open_checked(number)
         except BaseException:
             self._release(number)
             raise
 
     @contextmanager
-    def _reading_alone(self) -> Iterator[None]:
+    def reading(self) -> Iterator[None]:
         """Block other threads while parts are read; report a part that is missing because of a replaced collection."""
         try:
             with self._lock.get():
@@ -291,26 +289,20 @@ class RemotePartsSource(PublishedSource):
                 raise FormatError(f"{self.path}: was replaced since it was opened; open it again") from None
             raise
 
-    def read_arrays(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
-        with self._reading_alone():
-            return super().read_arrays(rows, regions, out)
-
-    def mapped_stacks(self) -> Stacks | None:
+    def are_in_place(self) -> bool:
         if self._open_ranged is not None:
-            return None
+            return False
         if not self.manifest.outline:  # It was made by an older version.
-            return super().mapped_stacks()
-        if not len(self) or not is_uniform(self.shapes, self.dtypes):
-            return None
-        return PartStacks(self) if self.outline().stored.in_place else None  # Known without fetching a part.
+            return super().are_in_place()
+        return self.outline().stored.in_place  # Known without fetching a part.
 
-    def stored_files(self) -> Iterator[Path]:
+    def files(self) -> Iterator[Path]:
         yield from ()
 
     def stored_size(self) -> tuple[int, int, int]:
         own_bytes = self._manifest_bytes + self._find_index().stat().st_size
         size_bytes = sum(part.size_bytes for part in self.manifest.parts) + own_bytes
-        return len(self.parts) + 2, size_bytes, size_bytes
+        return len(self.paths) + 2, size_bytes, size_bytes
 
     def outline(self) -> Outline:
         if not self.manifest.outline:
@@ -329,7 +321,7 @@ class RemotePartsSource(PublishedSource):
             self._pinned_index = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RemotePartsSource, (self.path, self._open_part, self._remote.storage, self.cache, self._open_ranged)
+        return RemoteParts, (self.path, self.open_part, self._remote.storage, self.cache, self._open_ranged)
 
 
 class DownloadProgress:

@@ -35,9 +35,9 @@ from omearrow_ds.storage.part_files import is_metadata_file, is_path, is_several
 from omearrow_ds.storage.parts_stores import is_unfinished, parts_store
 from omearrow_ds.storage.parts_target import PartsTarget
 from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, Paths, StrPath
-from omearrow_ds.storage.published_source import PublishedSource
+from omearrow_ds.storage.published_source import PublishedParts
 from omearrow_ds.storage.remote import Storage
-from omearrow_ds.storage.remote_parts_source import RemotePartsSource
+from omearrow_ds.storage.remote_parts_source import RemoteParts
 from omearrow_ds.storage.row_filter import RowFilter
 from omearrow_ds.storage.table_files import ColumnTypes, is_csv
 from omearrow_ds.storage.tables import open_with
@@ -367,11 +367,11 @@ def _open_published(
     refuse_options(given, f"the parts of {location} have only one image column")
     opening = partial(_open_part, engine=engine)
     parts = (
-        _open_remote(location, opening, **of_urls) if isinstance(location, Url) else PublishedSource(location, opening)
+        _open_remote(location, opening, **of_urls) if isinstance(location, Url) else PublishedParts(location, opening)
     )
     if format_name not in (None, parts.format.name):
         refuse_options({"format": format_name}, f"the parts of {location} are {parts.format.label}")
-    return parts
+    return parts.images()
 
 
 def _open_remote(
@@ -381,15 +381,13 @@ def _open_remote(
     storage: Storage | None = None,
     part_cache: StrPath | None = None,
     part_cache_bytes: int | None = None,
-) -> RemotePartsSource:
+) -> RemoteParts:
     """Open a collection in parts on a server."""
     reach = BucketReader(_bucket_reader({"storage": storage}).storage)  # It copies no objects: parts are fetched.
     are_fetched_whole = (part_cache, part_cache_bytes) != (None, None)
     open_ranged = None if are_fetched_whole else partial(open_stored_url, reach=reach, **opening.keywords)
     try:
-        return RemotePartsSource(
-            url, opening, reach.storage, PartCache.choose(part_cache, part_cache_bytes), open_ranged
-        )
+        return RemoteParts(url, opening, reach.storage, PartCache.choose(part_cache, part_cache_bytes), open_ranged)
     except MissingPathError:
         target = None if url.scheme in ("http", "https") else parts_target(url, reach.storage)
         if target is None or not target.store.is_begun:

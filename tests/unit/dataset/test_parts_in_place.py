@@ -50,7 +50,7 @@ def path(request, images, tmp_path_factory) -> Path:
 )
 @pytest.mark.share(2, "path", "options", "which")
 def test_batches_are_those_of_one_file(path, images, options, which, monkeypatch, tmp_path):
-    monkeypatch.setattr(storage_parts.PartsSource, "most_open", 2)
+    monkeypatch.setattr(storage_parts.Parts, "max_open", 2)
     write_images(images, tmp_path / "one.arrow")
     whole = OMEArrowDataset(tmp_path / "one.arrow", **options)
     with made_by(which):
@@ -62,14 +62,14 @@ def test_batches_are_those_of_one_file(path, images, options, which, monkeypatch
                 actual, want = (collate(batch.__getitems__(order)).numpy() for batch in (dataset, whole))
                 assert actual.tobytes() == want.tobytes()
                 assert dataset[order[0]].numpy().tobytes() == want[0].tobytes()
-            assert preload or len(dataset.source.images.opened) <= 2
+            assert preload or len(dataset.source.images.parts.opened) <= 2
 
 
 @pytest.mark.parametrize("which", ["numpy", "numba"])
 @pytest.mark.parametrize("pad", ["constant", "reflect"])
 @pytest.mark.share(2, "path", "which", "pad")
 def test_crops_are_those_of_one_file(path, images, which, pad, tmp_path, monkeypatch):
-    monkeypatch.setattr(storage_parts.PartsSource, "most_open", 2)
+    monkeypatch.setattr(storage_parts.Parts, "max_open", 2)
     ids = [f"id-{number}" for number in range(COUNT)]
     write_images(images, tmp_path / "one.arrow", image_ids=ids)
     cells = pa.table({"image_id": ids * 2, "y": [float(n % 7) for n in range(2 * COUNT)], "x": [3.0] * 2 * COUNT})
@@ -116,7 +116,7 @@ def test_a_part_that_was_cut_is_an_error_and_the_others_are_read(images, tmp_pat
 
 
 def test_threads_that_close_each_others_parts(images, tmp_path, monkeypatch):
-    monkeypatch.setattr(storage_parts.PartsSource, "most_open", 1)
+    monkeypatch.setattr(storage_parts.Parts, "max_open", 1)
     path = publish(tmp_path / "plate.parts", images, [4] * 5 + [3])
     dataset = OMEArrowDataset(path, preload=False, normalize=False)
     wrong = []

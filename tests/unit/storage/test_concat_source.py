@@ -32,7 +32,7 @@ from omearrow_ds import (
 )
 from omearrow_ds.advise.recommend.choices import unused_path_near
 from omearrow_ds.storage.formats import get_format
-from omearrow_ds.storage.parts_source import PartsSource
+from omearrow_ds.storage.parts_source import Parts
 from tests.support.errors import raises
 from tests.support.sources import check
 
@@ -306,7 +306,7 @@ def test_few_descriptors_are_held_while_views_of_many_parts_live(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_parts = 8
-    monkeypatch.setattr(PartsSource, "most_open", open_parts)
+    monkeypatch.setattr(Parts, "max_open", open_parts)
     count = 3 * open_parts
     for number in range(count):
         put(tmp_path / f"{number}.{suffix}", [number])
@@ -407,16 +407,16 @@ def test_what_is_told_of_all_parts_at_once_is_what_each_tells(tmp_path: Path, su
         encoding = "list" if dtype == "uint8" else "bytes"
         write_images(images, tmp_path / f"{number}.{suffix}", encoding=encoding, checksum=number != 5, **how)
     source, checksums = open_images(tmp_path), []
-    for number, first in enumerate(source.images.starts[:-1]):
+    for number, first in enumerate(source.images.parts.starts[:-1]):
         with open_images(tmp_path / f"{number}.{suffix}") as part:
-            rows = slice(first, source.images.starts[number + 1])
+            rows = slice(first, source.images.parts.starts[number + 1])
             np.testing.assert_array_equal(source.shapes[rows], part.shapes)
             assert list(source.dtypes[rows]) == list(part.dtypes)
             assert list(source.image_ids[rows]) == [f"{number}/{name}" for name in part.image_ids]
             part_columns = source.columns.slice(first, len(part)).select(part.columns.column_names)
             assert part_columns.to_pydict() == part.columns.to_pydict()
             checksums += [None] * len(part) if part.images.checksums is None else part.images.checksums.to_pylist()
-            check(part, source.take(range(first, source.images.starts[number + 1])), range(len(part)))
+            check(part, source.take(range(first, source.images.parts.starts[number + 1])), range(len(part)))
     assert source.images.checksums.to_pylist() == checksums
     assert None in checksums
 

@@ -147,7 +147,7 @@ def test_parts_of_every_format_hold_every_image_once(tmp_path, plate, format_nam
     convert(plate, dst, format_name, part_bytes=5 * SIZE)
     assert checked_numbers(dst) == list(range(COUNT))
     with open_images(dst) as source:
-        assert [len(source.images.part(n)) for n in range(len(source.images.parts))] == [5, 4, 5, 5, 4]
+        assert [len(source.images.parts.get(n)) for n in range(len(source.images.parts.paths))] == [5, 4, 5, 5, 4]
         assert source.format.name == format_name or format_name is None
 
 

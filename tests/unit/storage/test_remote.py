@@ -247,7 +247,7 @@ def test_a_range_that_is_wrong_or_missing_is_an_error_and_leaves_nothing(server,
 def test_what_the_disk_may_have_lost_is_compared_after_the_system_started(server, url, opened, tmp_path, monkeypatch):
     with opened() as source:
         whole = source.read(0), source.read(16)
-    part, other = (tmp_path / "cache" / source.images.manifest.parts[number].name for number in (0, 4))
+    part, other = (tmp_path / "cache" / source.images.parts.manifest.parts[number].name for number in (0, 4))
     part.write_bytes(bytes(part.stat().st_size))  # A file system may leave zeros after a crash.
     os.utime(part, (0, part_cache._this_start_s()))
     monkeypatch.setattr(part_cache, "_this_start_s", lambda: 1234567890)
@@ -271,10 +271,10 @@ def test_parts_of_each_version_are_compared_with_the_hash_that_they_are_named_by
     unpack(GOLDEN / f"manifest-{version}" / "parts-arrow.zip", server.folder)
     opened = partial(open_images, f"{server.url}/images.parts", part_cache=tmp_path / "cache", part_cache_bytes=PLENTY)
     with opened() as source:
-        assert [len(part.hash) for part in source.images.manifest.parts] == [digits] * 3
+        assert [len(part.hash) for part in source.images.parts.manifest.parts] == [digits] * 3
         for image, expected in zip(source.take(range(5)), UNIFORM.images, strict=True):
             np.testing.assert_array_equal(image, expected)
-    names = [part.name for part in source.images.manifest.parts]
+    names = [part.name for part in source.images.parts.manifest.parts]
     lost = tmp_path / "cache" / names[0]
     lost.write_bytes(bytes(lost.stat().st_size))
     os.utime(lost, (0, part_cache._this_start_s()))

@@ -130,7 +130,7 @@ def test_opening_is_two_requests_whatever_the_parts(proxy, bucket, images, optio
             pytest.skip(str(error))
         proxy.set()
         with open_images(url, **options) as source:
-            assert len(source.images.manifest.parts) == parts
+            assert len(source.images.parts.manifest.parts) == parts
             assert source.columns["label"].to_pylist() == labels
             assert source.shapes.tolist() == [[1, 2, 1, 12, 10]] * 17
             assert proxy.counts().requests == 2
@@ -174,7 +174,7 @@ def test_a_slow_link_that_goes_on_never_fails(proxy, weed, bucket, images, optio
     publish(tmp_path / "a.parts", images * 20, [len(images) * 20])
     weed.put_folder(bucket, tmp_path / "a.parts")
     with open_images(f"s3://{bucket}/a.parts", **options) as source:
-        size_bytes = source.images.manifest.parts[0].size_bytes
+        size_bytes = source.images.parts.manifest.parts[0].size_bytes
         proxy.set(link_bits=8 * size_bytes / 45)  # Longer than the limit on silence.
         began_s = time.monotonic()
         np.testing.assert_array_equal(source.read(3), images[3])
