@@ -69,7 +69,7 @@ def consecutive_planes(shape: Shape, dtype: np.dtype[Any], first_byte: int) -> t
     return plane_layout(dtype, (shape[3], shape[4])), offsets
 
 
-class ChunkFiles:
+class ChunkFiles(NamedTuple):
     """Chunks of one image in several files, each with one chunk or, if it is a shard, with a grid of chunks."""
 
     name: str  # Path or URL, for errors.
@@ -77,14 +77,9 @@ class ChunkFiles:
     shape: Shape  # (T, C, Z, Y, X).
     shard: Shape  # Number of chunks of a file along each axis.
     fill_value: Any  # Pixel value of missing chunks.
-
-    def fetch(self, file_number: int, chunk_numbers: Collection[int]) -> list[StoredBytes | None]:
-        """Return the bytes of chunks of a file, None for missing ones; numbers are in C order."""
-        raise NotImplementedError
-
-    def decode(self, file_number: int, data: StoredBytes, flat: Array) -> None:
-        """Fill an array of bytes with the pixels of a chunk."""
-        raise NotImplementedError
+    # Returns the bytes of chunks of a file, None for missing ones; numbers of the file and in the file are in C order.
+    fetch: Callable[[int, Collection[int]], list[StoredBytes | None]]
+    decode: Callable[[int, StoredBytes, Array], None]  # Fills an array of bytes with the pixels of a chunk of a file.
 
 
 Located = ImageChunks | ChunkFiles
@@ -121,7 +116,7 @@ class _ChunkReads:
         files: _ChunksByFile = {}
         grid = image.shape, image.layout.chunk_shape, image.shard
         for region, array in self.regions:
-            windows = _whole_windows(*grid) if array.shape == image.shape else _file_windows(region, *grid)
+            windows = whole_windows(*grid) if array.shape == image.shape else file_windows(region, *grid)
             for file, chunk, inner, outer in windows:
                 files.setdefault(file, {}).setdefault(chunk, []).append((array[outer], inner))
         return files
@@ -208,20 +203,17 @@ class ExtentReader:
         located = self._locate_images(locate, rows)
         if len(rows) == 1 and self._max_parallel_files == 1:
             image = located[rows[0]]
-            if isinstance(image, ChunkFiles):
-                return self._read_chunks(image, regions[0], arrays)
+            if isinstance(image, ChunkFiles):  # Without grouping of requests.
+                pixels = np.empty(size_of(regions[0]), image.layout.pixel_dtype) if arrays[0] is None else arrays[0]
+                arrays[0] = pixels
+                self._read_files(arrays, [_ChunkReads(image, [0], [(regions[0], pixels)])])
+                return arrays
         changed = self._read_requests(range(len(rows)), located, rows, regions, arrays)
         if changed:  # A file that was replaced is located once more.
             for request in changed:
                 arrays[request] = None if images is None else images[request]
             located = self._locate_images(locate, [rows[request] for request in changed])
             self._read_requests(changed, located, rows, regions, arrays)
-        return arrays
-
-    def _read_chunks(self, image: ChunkFiles, region: Region, arrays: list[Array | None]) -> list[Array | None]:
-        """Return the array of the only region, without grouping of requests."""
-        array = arrays[0] = np.empty(size_of(region), image.layout.pixel_dtype) if arrays[0] is None else arrays[0]
-        self._read_files(arrays, [_ChunkReads(image, [0], [(region, array)])])
         return arrays
 
     def _read_requests(
@@ -356,12 +348,12 @@ def _plan_chunks(requests: Iterable[_Request]) -> None:
 
 
 @lru_cache(16)  # Most images of a folder are alike.
-def _whole_windows(shape: Shape, chunk_shape: Shape, shard: Shape) -> list[_FileWindow]:
-    """Return the chunks of an image; see `_file_windows`."""
-    return _file_windows([0, 0, 0, 0, 0, *shape], shape, chunk_shape, shard)
+def whole_windows(shape: Shape, chunk_shape: Shape, shard: Shape) -> list[_FileWindow]:
+    """Return the chunks of an image; see `file_windows`."""
+    return file_windows([0, 0, 0, 0, 0, *shape], shape, chunk_shape, shard)
 
 
-def _file_windows(region: Region, shape: Shape, chunk_shape: Shape, shard: Shape) -> list[_FileWindow]:
+def file_windows(region: Region, shape: Shape, chunk_shape: Shape, shard: Shape) -> list[_FileWindow]:
     """Return the chunks that a region meets: number of the file and in the file, window of the chunk and the region."""
     windows = []
     for position, inner, outer in chunk_windows(region, chunk_shape):

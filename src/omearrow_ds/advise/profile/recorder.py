@@ -51,7 +51,7 @@ COMPUTE = ("forward", "backward", "optimizer step")
 CLOCKS = "clocks"
 # Functions of each stage, as MODULE:FUNCTION,... of this package (with a dot) or of other libraries.
 _FUNCTIONS = {
-    "read": ".dataset.stored_images:StoredImages._fetch .storage.formats._zarr_chunks:ZarrChunks.fetch",
+    "read": ".dataset.stored_images:StoredImages._fetch .storage.formats._zarr_chunks:fetch_chunks",
     "read+decode": """
         .storage.formats.arrow:ArrowTable._image_structs
         .storage.formats.duckdb:DuckDBTable._query
@@ -67,7 +67,7 @@ _FUNCTIONS = {
         .storage.formats._lance_pages:PixelPages.image
         .storage.formats._parquet_pages:PlainPages.images,EncodedPages.images
         .storage.formats._table:_cut
-        .storage.formats._zarr_chunks:ZarrChunks.decode
+        .storage.formats._zarr_chunks:decode_chunk
     """,
     "select": ".axes:Cut.__call__ .kernels.gather:DecodedRows.sample,DecodedRows.batch",
     "normalize": """

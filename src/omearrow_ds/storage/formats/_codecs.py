@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -11,11 +12,20 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 
-def decompress_into(codec: str, stored: Array | bytes | memoryview, plain: Array) -> None:
-    """Decompress ``stored`` into ``plain``, a one-dimensional array of bytes.
+def decompress_into(codec: str | None, stored: Array | bytes | memoryview, plain: Array) -> None:
+    """Decompress or, without a codec, copy ``stored`` into ``plain``, a one-dimensional array of bytes.
 
     Raises `ValueError` if it cannot be decompressed, or its decompressed size differs.
     """
+    if codec is None:
+        if len(stored) != plain.size:
+            raise ValueError(f"a chunk has {len(stored):,} bytes, expected {plain.size:,}")
+        plain[...] = np.frombuffer(stored, np.uint8)
+        return
+    # Blosc trusts its header, and would read beyond the end of a truncated file.
+    sizes = plain.size, len(stored)
+    if codec == "blosc" and (len(stored) < 16 or struct.unpack("<4xI4xI", bytes(stored[:16])) != sizes):
+        raise ValueError(f"{len(stored):,} bytes are not a Blosc chunk of {plain.size:,} bytes")
     try:
         size_bytes = len(_decoder(codec)(stored, out=plain))
     except (RuntimeError, ImportError) as error:

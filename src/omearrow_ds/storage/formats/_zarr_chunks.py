@@ -15,8 +15,8 @@ import asyncio
 import json
 import math
 import struct
-from collections.abc import Collection, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Collection, Sequence
+from functools import cache, lru_cache, partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 
@@ -174,49 +174,46 @@ def _file_names(grid: Shape, prefix: str, separator: str) -> list[str]:
     return [prefix + separator.join(map(str, position)) for position in np.ndindex(*grid)]
 
 
-class ZarrChunks(ChunkFiles):
-    """Chunks of an array in a folder or below a URL; ``can_miss_chunks`` if a missing chunk is not an error."""
+def chunk_files(array: ZarrArray, folder: str, files: FileSet, *, can_miss_chunks: bool) -> ChunkFiles:
+    """Return the chunks of an array in a folder or below a URL; a missing chunk is an error if not allowed."""
+    can_miss_chunks = can_miss_chunks and array.fill_value is not None
+    fetch = partial(fetch_chunks, array, folder, files, can_miss_chunks=can_miss_chunks)
+    decode = partial(decode_chunk, array, folder)
+    return ChunkFiles(folder, array.layout, array.shape, array.shard, array.fill_value, fetch, decode)
 
-    def __init__(self, array: ZarrArray, folder: str, files: FileSet, *, can_miss_chunks: bool) -> None:
-        self.name, self.layout, self.shape, self.shard = folder, array.layout, array.shape, array.shard
-        self.fill_value, self._array, self._files = array.fill_value, array, files
-        self._can_miss_chunks = can_miss_chunks and array.fill_value is not None
 
-    def fetch(self, file_number: int, chunk_numbers: Collection[int]) -> list[StoredBytes | None]:
-        """Return the bytes of chunks of a file, None for missing ones; `FileNotFoundError` if they must exist."""
-        array = self._array
-        path = f"{self.name}/{array.names[file_number]}"
-        try:
-            if not array.is_sharded:
-                return [self._files.read(path, array.chunk_bytes + _SPARE_BYTES)]
-            chunks = _read_shard(array, path, self._files, chunk_numbers)
-        except FileNotFoundError:
-            chunks = [None] * len(chunk_numbers)
-        except OMEArrowDSError:
-            raise
-        except (OSError, ValueError) as error:
-            raise damaged(Path(path), "OME-Zarr", error) from error
-        if None in chunks and not self._can_miss_chunks:
-            raise FileNotFoundError(path)
-        return chunks
+def fetch_chunks(
+    array: ZarrArray,
+    folder: str,
+    files: FileSet,
+    file_number: int,
+    chunk_numbers: Collection[int],
+    *,
+    can_miss_chunks: bool,
+) -> list[StoredBytes | None]:
+    """Return the bytes of chunks of a file, None for missing ones; `FileNotFoundError` if they must exist."""
+    path = f"{folder}/{array.names[file_number]}"
+    try:
+        if not array.is_sharded:
+            return [files.read(path, array.chunk_bytes + _SPARE_BYTES)]
+        chunks = _read_shard(array, path, files, chunk_numbers)
+    except FileNotFoundError:
+        chunks = [None] * len(chunk_numbers)
+    except OMEArrowDSError:
+        raise
+    except (OSError, ValueError) as error:
+        raise damaged(Path(path), "OME-Zarr", error) from error
+    if None in chunks and not can_miss_chunks:
+        raise FileNotFoundError(path)
+    return chunks
 
-    def decode(self, file_number: int, data: StoredBytes, flat: Array) -> None:
-        """Fill an array of bytes with a chunk's pixels; raise `FormatError` if it is damaged or of another size."""
-        compressor, problem = self._array.compressor, None
-        # Blosc trusts its header, and would read beyond the end of a truncated file.
-        if compressor == "blosc" and (len(data) < 16 or struct.unpack_from("<4xI4xI", data) != (flat.size, len(data))):
-            problem = ValueError(f"{len(data):,} bytes are not a Blosc chunk of {flat.size:,} bytes")
-        elif compressor is None and len(data) != flat.size:
-            problem = ValueError(f"a chunk has {len(data):,} bytes, expected {flat.size:,}")
-        elif compressor is None:
-            flat[...] = np.frombuffer(data, np.uint8)
-        else:
-            try:
-                decompress_into(compressor, data, flat)
-            except ValueError as error:
-                problem = error
-        if problem is not None:
-            raise damaged(Path(self.name, self._array.names[file_number]), "OME-Zarr", problem) from problem
+
+def decode_chunk(array: ZarrArray, folder: str, file_number: int, data: StoredBytes, flat: Array) -> None:
+    """Fill an array of bytes with a chunk's pixels; raise `FormatError` if it is damaged or of another size."""
+    try:
+        decompress_into(array.compressor, data, flat)
+    except ValueError as error:
+        raise damaged(Path(folder, array.names[file_number]), "OME-Zarr", error) from error
 
 
 def _read_shard(array: ZarrArray, path: str, files: FileSet, numbers: Collection[int]) -> list[StoredBytes | None]:
@@ -266,14 +263,16 @@ class Reader:
         if description is None:
             description = self._read(f"{folder}/.zattrs") or b""
         array = self._parse(description)
-        level = self._parse_group(description) if array is None else None
-        if array is not None and self._level:
+        if array is None:
+            path, axes = self._parse_group(description) or (None, None)
+            if path is None:
+                return None
+            folder = f"{folder}/{path}"
+            array = self._parse(self._read(f"{folder}/{name}") or b"", axes)
+        elif self._level:
             return None
-        if array is not None and name == ".zarray" and b"_ARRAY_DIMENSIONS" in (self._read(f"{folder}/.zattrs") or b""):
+        elif name == ".zarray" and b"_ARRAY_DIMENSIONS" in (self._read(f"{folder}/.zattrs") or b""):
             return None  # Attributes name its dimensions, as xarray writes them.
-        if level is not None:
-            folder = f"{folder}/{level[0]}"
-            array = self._parse(self._read(f"{folder}/{name}") or b"", level[1])
         return None if array is None else (folder, array)
 
     def _read(self, path: str) -> bytes | None:
@@ -302,19 +301,13 @@ def _level(level: int, description: bytes) -> tuple[str, str] | None:
         return None
 
 
-class Writer:
-    """Writes arrays (T, C, Z, Y, X), compressed or not, and caches their metadata."""
+def array_writer(compression: str, chunk_shape: tuple[int, int]) -> Callable[[Path, Array], None]:
+    """Return a function that writes a new array (T, C, Z, Y, X) at a path, and caches the metadata of arrays."""
+    describe = cache(partial(_describe, compression, chunk_shape))
+    settings: dict[str, Any] = {"shuffle": _SHUFFLE, "blocksize": _BLOCK_BYTES, "numthreads": 1}
 
-    def __init__(self, compression: str, chunk_shape: tuple[int, int]) -> None:
-        self._compression, self._chunk_shape = compression, chunk_shape
-        self._described: dict[tuple[Shape, np.dtype[Any]], tuple[bytes, ZarrArray]] = {}
-
-    def write(self, path: Path, pixels: Array) -> None:
-        """Write a new array at ``path``; chunks of zeros too, so that a missing chunk file is a fault."""
-        key = (pixels.shape, pixels.dtype)
-        if key not in self._described:
-            self._described[key] = self._describe(*key)
-        description, array = self._described[key]
+    def write(path: Path, pixels: Array) -> None:  # Chunks of zeros too, so that a missing chunk file is a fault.
+        description, array = describe(pixels.shape, pixels.dtype)
         path.mkdir()
         (path / "zarr.json").write_bytes(description)
         shape, dtype = array.layout.chunk_shape, array.layout.dtype
@@ -324,34 +317,39 @@ class Writer:
             missing = [(0, length - size) for length, size in zip(shape, part.shape, strict=True)]
             chunk = np.ascontiguousarray(part) if part.shape == shape else np.pad(part, missing)
             chunk = chunk.astype(dtype, copy=False)
-            if self._compression == "none":
+            if compression == "none":
                 (path / name).write_bytes(chunk.tobytes())
-                continue
-            settings = {"level": _LEVELS[self._compression], "compressor": self._compression, "shuffle": _SHUFFLE}
-            (path / name).write_bytes(_blosc_encode(chunk, blocksize=_BLOCK_BYTES, numthreads=1, **settings))
+            else:
+                level = _LEVELS[compression]
+                (path / name).write_bytes(_blosc_encode(chunk, level=level, compressor=compression, **settings))
 
-    def _describe(self, shape: Shape, dtype: np.dtype[Any]) -> tuple[bytes, ZarrArray]:
-        """Return the ``zarr.json`` that zarr writes for an array, and its chunks."""
-        codec = None
-        if self._compression != "none":
-            settings: dict[str, Any] = {"cname": self._compression, "clevel": _LEVELS[self._compression]}
-            codec = BloscCodec(shuffle=_SHUFFLE, blocksize=_BLOCK_BYTES, **settings)
-        files: dict[str, Any] = {}
-        zarr.create_array(
-            MemoryStore(files),
-            shape=shape,
-            dtype=dtype,
-            chunks=(1, 1, 1, *map(min, shape[3:], self._chunk_shape)),
-            compressors=codec,
-            chunk_key_encoding={"name": "default", "separator": "."},
-            dimension_names=list(AXES.lower()),
-        )
-        description: bytes = files["zarr.json"].to_bytes()
-        array = parse(description)
-        if array is None:
-            problem = f"an image of shape {shape} has more than {_MAX_CHUNKS:,} chunks of {self._chunk_shape}"
-            raise ImageError(f"{problem}; pass a larger chunk_shape=")
-        return description, array
+    return write
+
+
+def _describe(
+    compression: str, chunk_shape: tuple[int, int], shape: Shape, dtype: np.dtype[Any]
+) -> tuple[bytes, ZarrArray]:
+    """Return the ``zarr.json`` that zarr writes for an array, and its chunks."""
+    codec = None
+    if compression != "none":
+        settings: dict[str, Any] = {"cname": compression, "clevel": _LEVELS[compression]}
+        codec = BloscCodec(shuffle=_SHUFFLE, blocksize=_BLOCK_BYTES, **settings)
+    files: dict[str, Any] = {}
+    zarr.create_array(
+        MemoryStore(files),
+        shape=shape,
+        dtype=dtype,
+        chunks=(1, 1, 1, *map(min, shape[3:], chunk_shape)),
+        compressors=codec,
+        chunk_key_encoding={"name": "default", "separator": "."},
+        dimension_names=list(AXES.lower()),
+    )
+    description: bytes = files["zarr.json"].to_bytes()
+    array = parse(description)
+    if array is None:
+        problem = f"an image of shape {shape} has more than {_MAX_CHUNKS:,} chunks of {chunk_shape}"
+        raise ImageError(f"{problem}; pass a larger chunk_shape=")
+    return description, array
 
 
 _METADATA_FILES = (*ZARR_FILES, ".zmetadata")

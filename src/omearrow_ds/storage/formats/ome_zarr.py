@@ -45,7 +45,7 @@ from omearrow_ds.storage.formats._folder import (
 )
 from omearrow_ds.storage.formats._regions import slices_of
 from omearrow_ds.storage.formats._stored import Stored, joined, spread
-from omearrow_ds.storage.formats._zarr_chunks import ZarrChunks, ZarrObjects
+from omearrow_ds.storage.formats._zarr_chunks import ZarrObjects, chunk_files
 
 _SUFFIX = ".ome.zarr"
 _NODE_FILES = (*ZARR_FILES, ".zmetadata")
@@ -63,7 +63,7 @@ def write_collection(
 ) -> None:
     """Write images as OME-Zarr 0.5 groups into the new Zarr group ``path``, and the columns as a sidecar file."""
     zarr.create_group(path, zarr_format=3)
-    arrays = _zarr_chunks.Writer(compression, chunk_shape)
+    write_array = _zarr_chunks.array_writer(compression, chunk_shape)
 
     def write_one(file: Path, image: Image) -> None:
         pixels = image.pixels
@@ -72,7 +72,7 @@ def write_collection(
         file.mkdir()
         group = {"attributes": attributes, "zarr_format": 3, "node_type": "group"}
         (file / "zarr.json").write_text(json.dumps(group, indent=2), encoding="utf-8")
-        arrays.write(file / "0", pixels)
+        write_array(file / "0", pixels)
 
     write_members(images, columns, path, "ome_zarr", _SUFFIX, write_one)
 
@@ -148,9 +148,8 @@ class ZarrReader(FileReader):
     def _node(self, path: Path) -> zarr.Array[Any] | zarr.Group:
         with self.folder.guard.reading(path):
             if isinstance(self.folder.files, ObjectFileSet):
-                return ZarrObjects(self.folder.files, str(self.folder.root), complete=self.folder.is_listed).node(
-                    str(path)
-                )
+                store = ZarrObjects(self.folder.files, str(self.folder.root), complete=self.folder.is_listed)
+                return store.node(str(path))
             for name in _NODE_FILES:
                 refuse_special(f"{path}/{name}")
             return zarr.open(path, mode="r")
@@ -216,9 +215,8 @@ class ZarrReader(FileReader):
                 if node is None and file.is_file() and b'"plate"' in file.read_bytes():
                     node = self._node(self.folder.path)
         with self.folder.guard.reading():
-            self._plate = (
-                _ngff.plate_of(dict(node.attrs), str(self.folder.path)) if isinstance(node, zarr.Group) else None
-            )
+            attributes = dict(node.attrs) if isinstance(node, zarr.Group) else {}
+            self._plate = _ngff.plate_of(attributes, str(self.folder.path))
         if self._plate is not None:
             fields = [field for well in self._plate[1] for field in self._fields(well)]
             if not fields:
@@ -245,9 +243,8 @@ class ZarrReader(FileReader):
             node = self._node(self.folder.path)
         except FormatError:
             with suppress(StorageError, MissingPathError):
-                names = sorted(
-                    {name.partition("/")[0] for name in self.folder.files.objects.inside(str(self.folder.path))}
-                )
+                inside = self.folder.files.objects.inside(str(self.folder.path))
+                names = sorted({name.partition("/")[0] for name in inside})
                 if not set(names) & set(ZARR_FILES):
                     problem = f"is not an OME-Zarr image, but contains {', '.join(map(repr, names[:5]))}"
                     raise FormatError(f"{self.folder.path}: {problem}; pass the URL of one of them") from None
@@ -274,9 +271,8 @@ class ZarrReader(FileReader):
         fields = [f"{well}/{field}" for field in listed]
         for field in fields:
             if not (self.folder.is_remote or is_zarr_node(f"{self.folder.path}/{field}")):
-                raise FormatError(
-                    f"{self.folder.path}: well {well!r} lists the field {field!r}, which does not exist; {remedy}"
-                )
+                problem = f"well {well!r} lists the field {field!r}, which does not exist"
+                raise FormatError(f"{self.folder.path}: {problem}; {remedy}")
         return fields
 
     def _folder_of(self, index: int) -> Path:
@@ -313,7 +309,7 @@ class ZarrReader(FileReader):
                 return None
             folder, array = located
         self.folder.refuse_other(row, array.shape, array.layout.pixel_dtype)
-        return ZarrChunks(array, folder, self.folder.files, can_miss_chunks=not self.folder.is_listed)
+        return chunk_files(array, folder, self.folder.files, can_miss_chunks=not self.folder.is_listed)
 
     def files_of(self, row: int) -> Sequence[str]:
         member = self.folder.members[row]
@@ -324,9 +320,7 @@ class ZarrReader(FileReader):
         """Return regions of an image that zarr reads, if they and its largest chunk fit the memory."""
         path, image = self._folder_of(row), self.folder.root / self.folder.members[row].file
         array, axes = self._array(path)
-        if (
-            self.folder.is_listed and not self.folder.is_remote
-        ):  # The store of a server raises an error for a missing chunk.
+        if self.folder.is_listed and not self.folder.is_remote:  # The store of a server raises an error otherwise.
             missing = array.nchunks - array.nchunks_initialized
             if missing:  # zarr would return its fill value.
                 raise FormatError(f"{path}: {missing} of {array.nchunks} chunks do not exist; restore the folder")

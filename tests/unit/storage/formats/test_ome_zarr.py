@@ -29,7 +29,7 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, Transpos
 from omearrow_ds.storage.extents import ExtentReader  # noqa: E402
 from omearrow_ds.storage.formats import _zarr_chunks, get_format  # noqa: E402
 from omearrow_ds.storage.formats._file_set import FileSet  # noqa: E402
-from omearrow_ds.storage.formats._zarr_chunks import ZarrChunks  # noqa: E402
+from omearrow_ds.storage.formats._zarr_chunks import chunk_files  # noqa: E402
 from tests.support.errors import raises  # noqa: E402
 
 ZARR = get_format("ome_zarr")
@@ -288,7 +288,7 @@ def test_a_layout_is_what_zarr_makes_of_a_description(fresh, meddling):
     if array is not None:
         assert array.shape == (1, 1, 1, *expected.shape)
         assert array.layout.dtype == expected.dtype
-        chunks = ZarrChunks(array, str(path), FileSet(), can_miss_chunks=True)
+        chunks = chunk_files(array, str(path), FileSet(), can_miss_chunks=True)
         try:
             (pixels,) = ExtentReader((FileNotFoundError,)).read(lambda _: chunks, [0], [[0] * 5 + [*array.shape]])
         except FormatError as error:  # The size of a chunk contradicts the metadata.
