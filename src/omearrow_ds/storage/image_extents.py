@@ -51,7 +51,7 @@ class PieceLayout:
     @cached_property
     def strides(self) -> tuple[int, ...] | None:
         """Strides in bytes along T, C, Z, Y and X; None if an image cannot be a view of the file."""
-        if not self.num_pieces:
+        if not self.num_pieces or not self.dtype.isnative:
             return None
         num_axes = next((n for n in range(6) if math.prod(self.shape[:n]) == self.num_pieces), None)
         if num_axes is None:
@@ -71,22 +71,23 @@ class PieceLayout:
         )
 
     def image(self, data: memoryview | Array, start: int) -> Array:
-        """Return the image whose first pixel is at ``start``, as a view if possible, else as a copy."""
+        """Return the image whose first pixel is at ``start``, as a view if possible, else as a native copy."""
         if self.strides is not None:
             return np.ndarray(self.shape, self.dtype, data, start, self.strides)
         image: Array = self.stack(data, start, 1)[0]
         return image
 
     def stack(self, data: memoryview | Array, start: int, count: int) -> Array:
-        """Return consecutive images as one array (count, T, C, Z, Y, X), which is a view if possible, else a copy."""
+        """Return consecutive images as an array (count, T, C, Z, Y, X): a view if possible, else a native copy."""
         if self.strides is not None:
             strides = (self.num_pieces * self.piece_step, *self.strides)
             return np.ndarray((count, *self.shape), self.dtype, data, start, strides)
+        dtype = self.dtype.newbyteorder("=")
         if not self.num_pieces:
-            return np.empty((count, *self.shape), self.dtype)
+            return np.empty((count, *self.shape), dtype)
         steps = (self.piece_step, self.dtype.itemsize)
         pieces: Array = np.ndarray((count * self.num_pieces, self.piece_pixels), self.dtype, data, start, steps)
-        return pieces.reshape(count, *self.shape)
+        return pieces.astype(dtype, copy=False).reshape(count, *self.shape)
 
 
 class ImageExtents:

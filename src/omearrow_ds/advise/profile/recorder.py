@@ -56,7 +56,7 @@ _FUNCTIONS = {
         .storage.formats.arrow:ArrowTable._image_structs
         .storage.formats.duckdb:DuckDBTable._query
         .storage.formats.lance:LanceTable.fetch
-        .storage.formats.ome_arrow:ChunkTable._read_group
+        .storage.formats.ome_arrow:ChunkTable.decode_group
         .storage.formats.parquet:ParquetTable._read_group
         .storage.formats.vortex:VortexTable._images_of_scalars,Rows.take
         tifffile:TiffPageSeries.asarray
@@ -65,7 +65,7 @@ _FUNCTIONS = {
     "decode": """
         .codec.decode:ImageBlock.__init__,ImageBlock.__getitem__,ImageBlock.images,ImageBlock.stack
         .storage.formats._lance_pages:PixelPages.image
-        .storage.formats._parquet_pages:PlainPages.images,EncodedPages.images
+        .storage.formats._parquet_pages:EncodedPages.images
         .storage.formats._table:_cut
         .storage.formats._zarr_chunks:decode_chunk
     """,

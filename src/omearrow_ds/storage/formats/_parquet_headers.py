@@ -1,7 +1,7 @@
 """Data page headers of a Parquet column chunk: the byte range and encoding of each page's values.
 
 Parquet libraries do not expose them. A header is a struct in Thrift's compact protocol; only the parts that page
-headers use are read here. All other content raises `OtherPagesError`.
+headers use are read here. All other content raises `OtherLayoutError`.
 """
 
 from __future__ import annotations
@@ -10,22 +10,21 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from omearrow_ds.storage.byte_source import ByteSource
+from omearrow_ds.storage.image_extents import OtherLayoutError
 
 ReadRange = Callable[[int, int], memoryview]
 
 HEADER_BYTES = 256  # Limit of headers in objects; larger ones, with statistics of other writers, are rejected.
 _HEADER_LIMIT_BYTES = 2**20
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3
-_PLAIN, _RLE = 0, 3
-_PLAIN_ENCODINGS, _BY_DICTIONARY = (_PLAIN,), (2, 8)  # the first of a dictionary is its former name
+_FIELD_OF_PAGE = {_DATA_PAGE: 5, _DICTIONARY_PAGE: 7, _DATA_PAGE_V2: 8}
+_RLE = 3
+# Encodings of values, of indices of a dictionary, and of its values; 2 is the former name of two others.
+PLAIN, BY_DICTIONARY, DICTIONARY = (0,), (2, 8), (0, 2)
 _VARINT_BITS = 64
 _INT32_LIMIT = 2**31
 _BOOLEANS, _INTEGERS, _BINARY, _STRUCT = (1, 2), (4, 5, 6), 8, 12  # field types of Thrift's compact protocol
 _MALFORMED = (IndexError, KeyError, TypeError, ValueError)
-
-
-class OtherPagesError(Exception):
-    """Raised if pages have a layout that only pyarrow can read."""
 
 
 def header_reader(file: ByteSource) -> ReadRange:
@@ -57,7 +56,7 @@ def varint(data: memoryview, position: int) -> tuple[int, int]:
     shift = 7
     while value >> shift:  # the top bit of the last byte states that the number continues
         if shift > _VARINT_BITS:
-            raise OtherPagesError
+            raise OtherLayoutError
         position += 1
         value = value - (1 << shift) + (data[position] << shift)
         shift += 7
@@ -76,7 +75,7 @@ def _struct(data: memoryview, position: int, depth: int = 0) -> tuple[dict[int, 
         number += step
         position += 1
         if not step:  # the number would follow, which no page header needs
-            raise OtherPagesError
+            raise OtherLayoutError
         if kind in _INTEGERS:
             value, position = varint(data, position)
             fields[number] = (value >> 1) ^ -(value & 1)
@@ -88,63 +87,42 @@ def _struct(data: memoryview, position: int, depth: int = 0) -> tuple[dict[int, 
         elif kind == _STRUCT and depth < 3:
             fields[number], position = _struct(data, position, depth + 1)
         else:
-            raise OtherPagesError
+            raise OtherLayoutError
     return fields, position + 1
 
 
-def dictionary_page(read: ReadRange, start: int, stop: int, *, compressed: bool) -> Page:
-    """Return the dictionary page from ``start`` to ``stop``; its entries are PLAIN-encoded.
-
-    Raises `OtherPagesError` for any other page.
-    """
-    try:
-        header, length = _struct(read(start, stop), 0)
-        kind, plain_bytes, stored_bytes = header[1], header[2], header[3]
-        known = kind == _DICTIONARY_PAGE and header[7][2] in (_PLAIN, _BY_DICTIONARY[0])
-        page = Page(start + length, start + length + stored_bytes, plain_bytes, header[7][1], None, None, compressed)
-    except _MALFORMED as error:
-        raise OtherPagesError from error
-    known = known and page.stop == stop and page.entries >= 0 and 0 <= plain_bytes < _INT32_LIMIT
-    if not known or (plain_bytes != stored_bytes and not compressed):
-        raise OtherPagesError
-    return page
-
-
-def iter_data_pages(
-    read: ReadRange, start: int, stop: int, *, compressed: bool, by_dictionary: bool = False
+def iter_pages(
+    read: ReadRange, start: int, stop: int, *, compressed: bool, encodings: tuple[int, ...] = PLAIN
 ) -> Iterator[Page]:
-    """Yield the data pages that fill a column chunk from ``start`` to ``stop``.
+    """Yield the pages that fill a column chunk from ``start`` to ``stop``: data pages, or those of a dictionary.
 
-    Raises `OtherPagesError` if there are other pages, or their values are not PLAIN-encoded or, with ``by_dictionary``,
-    not dictionary indices.
+    Raises `OtherLayoutError` if there are other pages, or the encoding of values is not one of ``encodings``.
     """
-    encodings = _BY_DICTIONARY if by_dictionary else _PLAIN_ENCODINGS
     try:
         while start < stop:
             header, length = _struct(read(start, stop), 0)
             page = _page(header, start + length, encodings, compressed=compressed)
             if not start < page.start <= page.stop <= stop:
-                raise OtherPagesError
+                raise OtherLayoutError
             yield page
             start = page.stop
     except _MALFORMED as error:
-        raise OtherPagesError from error
+        raise OtherLayoutError from error
 
 
-def _page(header: dict[int, Any], start: int, values: tuple[int, ...], *, compressed: bool) -> Page:
+def _page(header: dict[int, Any], start: int, encodings: tuple[int, ...], *, compressed: bool) -> Page:
     kind, plain_bytes, stored_bytes = header[1], header[2], header[3]
+    fields = header[_FIELD_OF_PAGE[kind]]
+    entries, encoding = fields[1], fields[4 if kind == _DATA_PAGE_V2 else 2]
+    known = encoding in encodings and (kind == _DICTIONARY_PAGE) == (encodings == DICTIONARY)
     level_bytes = nulls = None
     if kind == _DATA_PAGE:
-        entries, *encodings = (header[5][number] for number in (1, 2, 3, 4))
-        known = encodings[0] in values and encodings[1:] == [_RLE, _RLE]
+        known = known and fields[3] == fields[4] == _RLE
     elif kind == _DATA_PAGE_V2:
-        entries, nulls, encoding, definition, repetition = (header[8][number] for number in (1, 2, 4, 5, 6))
-        known = encoding in values and min(nulls, definition, repetition) >= 0
-        level_bytes = (repetition, definition)
-        compressed &= header[8].get(7, True)
-    else:
-        raise OtherPagesError
+        nulls, level_bytes = fields[2], (fields[6], fields[5])
+        known = known and min(nulls, *level_bytes) >= 0
+        compressed &= fields.get(7, True)
     known = known and 0 < entries < _INT32_LIMIT and 0 <= plain_bytes < _INT32_LIMIT
     if not known or (plain_bytes != stored_bytes and not compressed):
-        raise OtherPagesError
+        raise OtherLayoutError
     return Page(start, start + stored_bytes, plain_bytes, entries, level_bytes, nulls, compressed)

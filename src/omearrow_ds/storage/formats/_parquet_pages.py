@@ -6,34 +6,33 @@ offset of each image in an uncompressed page is known, and only the lengths befo
 are decompressed one by one, and checked: the lengths of their values match shape and dtype, none of them is null, and
 they fill the page to its end.
 
-Pages that are encrypted, damaged, or begin within an image raise `OtherPagesError`: a Parquet library then reads the
+Pages that are encrypted, damaged, or begin within an image raise `OtherLayoutError`: a Parquet library then reads the
 page or reports the fault. Page checksums are not verified, like the default of such libraries.
 """
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
-from weakref import WeakMethod
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from omearrow_ds.codec.decode import Expected
 from omearrow_ds.codec.leaves import cast, decompress
 from omearrow_ds.storage.byte_source import ByteRange, ByteSource
+from omearrow_ds.storage.formats._base import group_by_part
 from omearrow_ds.storage.formats._codecs import decompress_into
 from omearrow_ds.storage.formats._parquet_headers import (
+    BY_DICTIONARY,
+    DICTIONARY,
     HEADER_BYTES,
-    OtherPagesError,
     Page,
-    dictionary_page,
     header_reader,
-    iter_data_pages,
+    iter_pages,
     varint,
 )
 from omearrow_ds.storage.image_extents import ImageExtents, OtherLayoutError, PieceLayout
@@ -62,80 +61,88 @@ class ColumnChunk(NamedTuple):
     levels: int = 2
 
 
+class PagedTable(Protocol):
+    """Owner of a `PageReader`; ``starts`` are the first rows of its row groups, and the number of rows."""
+
+    starts: list[int]
+
+    def find_pages(self, file: ByteSource, number: int) -> Pages:
+        """Return the pages of a row group, or raise `OtherLayoutError` if pyarrow must read it."""
+
+    def decode_group(self, number: int, rows: Sequence[int]) -> list[Array]:
+        """Return the images at sorted rows of a row group, which pyarrow decodes as a whole."""
+
+
 class PageReader:
-    """Images of a Parquet file whose pages are read directly.
+    """Images of the row groups of a Parquet file, read directly from pages if possible, else by pyarrow."""
 
-    The method ``locate`` returns the pages of a row group; it raises `OtherPagesError` if pyarrow must read them.
-    """
-
-    def __init__(self, file: ByteSource, locate: Callable[[ByteSource, int], Pages]) -> None:
-        self.file, self._locate = file, WeakMethod(locate)  # Its owner owns this reader.
+    def __init__(self, file: ByteSource) -> None:
+        self.file = file
         self._pages: dict[int, Pages | None] = {}
 
-    def pages(self, number: int) -> Pages | None:
+    def pages(self, table: PagedTable, number: int) -> Pages | None:
         """Return the pages of a row group; None if pyarrow must read them."""
         self.file.refuse_changed()
         if number not in self._pages:
-            locate = self._locate()
-            assert locate is not None
             try:
                 with self.file.read_at_random():  # Page headers are small and far apart.
-                    self._pages[number] = locate(self.file, number)
-            except OtherPagesError:
+                    self._pages[number] = table.find_pages(self.file, number)
+            except OtherLayoutError:
                 self._pages[number] = None
         return self._pages[number]
 
-    def read(self, parts: Sequence[tuple[int, Sequence[int]]]) -> list[list[Array] | None]:
-        """Return the images at sorted rows of each row group; None for a row group that pyarrow must read.
-
-        Ranges of all row groups are requested together.
-        """
+    def read(self, table: PagedTable, rows: Sequence[int]) -> list[Array]:
+        """Return the images at sorted rows; ranges of all row groups are requested together."""
+        parts = group_by_part(table.starts, rows)
         if len(parts) == 1:
-            (number, rows), file = parts[0], self.file
-            pages = self.pages(number)
-            try:
-                return [None if pages is None else pages.images(rows, file.read_ranges(pages.ranges(rows)))]
-            except OtherPagesError:
-                self._pages[number] = None
-                return [None]
-        located = [(number, rows, self.pages(number)) for number, rows in parts]
-        ranges = [[] if pages is None else pages.ranges(rows) for _, rows, pages in located]
+            ((number, _),) = parts
+            pages, start = self.pages(table, number), table.starts[number]
+            in_group = [row - start for row in rows]
+            data = [] if pages is None else self.file.read_ranges(pages.ranges(in_group))
+            return self._read_group(table, number, rows, in_group, data)
+        in_groups = [[row - table.starts[number] for row in of_group] for number, of_group in parts]
+        pages_of = [self.pages(table, number) for number, _ in parts]
+        located = zip(pages_of, in_groups, strict=True)
+        ranges = [[] if pages is None else pages.ranges(in_group) for pages, in_group in located]
         stored = iter(self.file.read_ranges(list(itertools.chain.from_iterable(ranges))))
-        images: list[list[Array] | None] = []
-        for (number, rows, pages), of_rows in zip(located, ranges, strict=True):
-            data = list(itertools.islice(stored, len(of_rows)))
-            try:
-                images.append(None if pages is None else pages.images(rows, data))
-            except OtherPagesError:
-                self._pages[number] = None
-                images.append(None)
+        images: list[Array] = []
+        for (number, of_group), in_group, of_pages in zip(parts, in_groups, ranges, strict=True):
+            data = list(itertools.islice(stored, len(of_pages)))
+            images += self._read_group(table, number, of_group, in_group, data)
         return images
 
-    def stream(
-        self, starts: Sequence[int], read_group: Callable[[int, Sequence[int]], list[Array]]
-    ) -> Iterator[tuple[int, Array | list[Array]]]:
-        """Yield the first row and the images of each page; images that pages cannot provide are read by pyarrow.
+    def _read_group(
+        self, table: PagedTable, number: int, rows: Sequence[int], in_group: Sequence[int], data: list[memoryview]
+    ) -> list[Array]:
+        """Return images of a row group from the bytes of their ranges."""
+        pages = self._pages[number]
+        if pages is not None:
+            try:
+                return pages.images(in_group, data)
+            except OtherLayoutError:
+                self._pages[number] = None
+        return table.decode_group(number, rows)
 
-        Row groups begin at rows ``starts``; ``read_group(number, rows)`` reads rows by pyarrow.
-        """
-        for number, (start, stop) in enumerate(itertools.pairwise(starts)):
-            first, pages, data = start, self.pages(number), self.file.data
+    def stream(self, table: PagedTable) -> Iterator[tuple[int, Array | list[Array]]]:
+        """Yield the first row and the images of each page; images that pages cannot provide are read by pyarrow."""
+        for number, (start, stop) in enumerate(itertools.pairwise(table.starts)):
+            first, pages, data = start, self.pages(table, number), self.file.data
             try:
                 for images in () if pages is None or data is None else pages.stream(data):
                     yield first, images
                     first += len(images)
                     self.file.refuse_changed()
-            except OtherPagesError:
+            except OtherLayoutError:
                 self._pages[number] = None
             if first < stop:
-                yield first, read_group(number, range(first, stop))
+                yield first, table.decode_group(number, range(first, stop))
 
-    def stacks(self, num_groups: int) -> list[Array] | None:
+    def stacks(self, table: PagedTable) -> list[Array] | None:
         """Return all images of a mapped file as views, without checks; None if any image cannot be a view."""
         arrays: list[Array] = []
-        for number in range(num_groups):
-            pages, data = self.pages(number), self.file.data
-            of_group = pages.stacks(data) if isinstance(pages, PlainPages) and data is not None else None
+        for number in range(len(table.starts) - 1):
+            pages, data = self.pages(table, number), self.file.data
+            of_group = pages.page_stacks(data) if isinstance(pages, PlainPages) and data is not None else None
             if of_group is None:
                 return None
             arrays += of_group
@@ -150,14 +157,12 @@ def find_pages(
     ``num_pieces`` is the number of chunks of each image, and ``piece_codec`` the codec of each chunk.
     """
     if chunk.stop > file.size_bytes:
-        raise OtherPagesError
-    is_plain = chunk.codec is None and not chunk.lists and piece_codec is None
-    if is_plain:
+        raise OtherLayoutError
+    if chunk.codec is None and not chunk.lists and piece_codec is None:
         _request_headers(file, chunk)
-    else:
-        file.cache_ranges([(chunk.start, chunk.stop)])
-    index = _PageIndex(file, chunk, expected, num_pieces)
-    return PlainPages(index) if is_plain else EncodedPages(index, chunk, expected, piece_codec)
+        return PlainPages(PageIndex(file, chunk, expected, num_pieces))
+    file.cache_ranges([(chunk.start, chunk.stop)])
+    return EncodedPages(file, chunk, expected, num_pieces, piece_codec)
 
 
 def _request_headers(file: ByteSource, chunk: ColumnChunk) -> None:
@@ -168,15 +173,15 @@ def _request_headers(file: ByteSource, chunk: ColumnChunk) -> None:
     if file.data is not None:
         return
     file.cache_ranges([(chunk.start, min(chunk.start + HEADER_BYTES, chunk.stop))])
-    first_page = next(iter_data_pages(header_reader(file), chunk.start, chunk.stop, compressed=False), None)
+    first_page = next(iter_pages(header_reader(file), chunk.start, chunk.stop, compressed=False), None)
     if first_page is None:
-        raise OtherPagesError
+        raise OtherLayoutError
     starts = range(first_page.stop, chunk.stop, max(first_page.stop - chunk.start, HEADER_BYTES))
     ranges: list[ByteRange] = [(start, min(start + HEADER_BYTES, chunk.stop)) for start in starts]
     file.cache_ranges(ranges if len(ranges) <= _MAX_HEADERS else [(chunk.start, chunk.stop)])
 
 
-class _PageIndex:
+class PageIndex:
     """Pages of a row group, and offsets of its images among the values of the row group.
 
     The size of each chunk follows from shape and dtype, so the offset of an image is known without reading the values
@@ -194,7 +199,7 @@ class _PageIndex:
         self.starts: Array = np.concatenate([[0], self.piece_stops])[self.first_pieces[:-1]]  # With the first length.
         self.only_layout = self.layouts[0] if len(set(map(id, self.layouts))) == 1 else None
         is_compressed = chunk.codec is not None
-        self.pages = list(iter_data_pages(header_reader(file), chunk.start, chunk.stop, compressed=is_compressed))
+        self.pages = list(iter_pages(header_reader(file), chunk.start, chunk.stop, compressed=is_compressed))
         # A null image has one entry without a value.
         self.first_rows = self._first_rows(np.maximum(num_pieces * pixels if chunk.lists else num_pieces, 1), chunk)
 
@@ -204,13 +209,9 @@ class _PageIndex:
         before_page = np.concatenate([[0], np.cumsum([page.entries for page in self.pages])])
         first_rows = np.searchsorted(before_image, before_page)
         if not before_page[-1] == before_image[-1] == chunk.entries or (before_image[first_rows] != before_page).any():
-            raise OtherPagesError
+            raise OtherLayoutError
         rows: list[int] = first_rows.tolist()
         return rows
-
-    def page_of(self, row: int) -> int:
-        """Return the index of the page that contains an image."""
-        return bisect.bisect_right(self.first_rows, row) - 1
 
     def num_nulls(self, page: int) -> int:
         """Return the number of null images of a page."""
@@ -223,179 +224,127 @@ class _PageIndex:
         return int(self.piece_stops[stop - 1] - self.starts[self.first_rows[page]]) if stop > first else 0
 
 
-class PlainPages:
+class PlainPages(ImageExtents):
     """Images of one row group whose pages store byte arrays uncompressed."""
 
-    def __init__(self, index: _PageIndex) -> None:
+    def __init__(self, index: PageIndex) -> None:
         starts = index.starts + _LENGTH.itemsize
         for number, page in enumerate(index.pages):
             first, stop = index.first_rows[number : number + 2]
             start = page.stop - index.values_bytes(number)
             fits = start == page.start + sum(page.level_bytes) if page.level_bytes else start > page.start
             if not fits or page.nulls not in (None, index.num_nulls(number)):
-                raise OtherPagesError
+                raise OtherLayoutError
             starts[first:stop] += start - index.starts[first]
-        self.first_rows, self._extents = index.first_rows, ImageExtents(starts, index.layouts)
-        self._layout = index.only_layout
-        self._is_native = all(dtype.isnative for dtype in {layout.dtype for layout in index.layouts})
-        self.ranges = self._extents.ranges  # From the length before the first chunk.
-
-    def images(self, rows: Sequence[int], stored: Sequence[memoryview]) -> list[Array]:
-        """Return images as read-only views of the file, or as copies in native byte order."""
-        try:
-            images = self._extents.images(rows, stored)
-        except OtherLayoutError as error:
-            raise OtherPagesError from error
-        return images if self._is_native else [cast(image, image.dtype) for image in images]
+        super().__init__(starts, index.layouts)
+        self.first_rows, self._only_layout = index.first_rows, index.only_layout
 
     def stream(self, data: Array) -> Iterator[Array | list[Array]]:
         """Yield the images of each page."""
         for first, stop in itertools.pairwise(self.first_rows):
-            if self._layout is not None and self._layout.num_pieces:
-                try:
-                    self._extents.check(data, first, stop)
-                except OtherLayoutError as error:
-                    raise OtherPagesError from error
-                yield cast(self._extents.stack(data, first, stop), self._layout.dtype)
+            if self._only_layout is not None and self._only_layout.num_pieces:
+                self.check(data, first, stop)
+                yield self.stack(data, first, stop)
             else:
                 rows = range(first, stop)
                 yield self.images(rows, [data.data[start:end] for start, end in self.ranges(rows)])
 
-    def stacks(self, data: Array) -> list[Array] | None:
+    def page_stacks(self, data: Array) -> list[Array] | None:
         """Return one array per page with its images; None if images differ in shape or dtype, or cannot be views."""
-        layout = self._layout
-        if layout is None or layout.strides is None or not layout.dtype.isnative:
+        if self._only_layout is None or self._only_layout.strides is None:
             return None
-        return [self._extents.stack(data, first, stop) for first, stop in itertools.pairwise(self.first_rows)]
+        return [self.stack(data, first, stop) for first, stop in itertools.pairwise(self.first_rows)]
 
 
-class EncodedPages:
+class EncodedPages(PageIndex):
     """Images of one row group in pages that are compressed, or hold lists of numbers or compressed chunks."""
 
-    def __init__(self, index: _PageIndex, chunk: ColumnChunk, expected: Expected, piece_codec: str | None) -> None:
-        self._index, self._chunk, self._expected, self._piece_codec = index, chunk, expected, piece_codec
-        self.first_rows = index.first_rows
+    def __init__(
+        self, file: ByteSource, chunk: ColumnChunk, expected: Expected, num_pieces: Array, piece_codec: str | None
+    ) -> None:
+        super().__init__(file, chunk, expected, num_pieces)
+        self._chunk, self._expected, self._piece_codec = chunk, expected, piece_codec
         self._first_values: dict[int, int] = {}  # Offset of the values in each checked page that is not compressed.
-        self._starts: list[int] = index.starts.tolist()
+        self._starts: list[int] = self.starts.tolist()
 
     def ranges(self, rows: Sequence[int]) -> list[ByteRange]:
         """Return the byte ranges of the pages of sorted ``rows``."""
-        pages = self._index.pages
-        return [(pages[number].start, pages[number].stop) for number, _ in self._by_page(rows)]
-
-    def _by_page(self, rows: Sequence[int]) -> list[tuple[int, Sequence[int]]]:
-        """Group sorted rows by page."""
-        first_rows, first, last = self.first_rows, rows[0], rows[-1]
-        page, stop = self._index.page_of(first), last + 1
-        if last < first_rows[page + 1]:
-            return [(page, rows)]
-        if stop - first > len(rows):
-            return [(number, list(of_page)) for number, of_page in itertools.groupby(rows, self._index.page_of)]
-        groups: list[tuple[int, Sequence[int]]] = []
-        while first < stop:
-            end = min(stop, first_rows[page + 1])
-            if first < end:
-                groups.append((page, range(first, end)))
-            first, page = end, page + 1
-        return groups
+        pages = [self.pages[number] for number, _ in group_by_part(self.first_rows, rows)]
+        return [(page.start, page.stop) for page in pages]
 
     def images(self, rows: Sequence[int], stored: Sequence[memoryview]) -> list[Array]:
         """Return images as views of decompressed pages, or as copies."""
         images: list[Array] = []
-        for (page, of_page), data in zip(self._by_page(rows), stored, strict=True):
-            try:
-                images.extend(self._images_of_page(page, of_page, np.frombuffer(data, np.uint8)))
-            except _MALFORMED as error:
-                raise OtherPagesError from error
+        for (page, of_page), data in zip(group_by_part(self.first_rows, rows), stored, strict=True):
+            images.extend(self._images_of_page(page, of_page, np.frombuffer(data, np.uint8)))
         return images
 
     def stream(self, data: Array) -> Iterator[Array | list[Array]]:
         """Yield the images of each page."""
-        for page, rows in enumerate(itertools.starmap(range, itertools.pairwise(self._index.first_rows))):
-            body = data[self._index.pages[page].start : self._index.pages[page].stop]
-            try:
-                yield self._images_of_page(page, rows, body)
-            except _MALFORMED as error:
-                raise OtherPagesError from error
+        for page, rows in enumerate(itertools.starmap(range, itertools.pairwise(self.first_rows))):
+            yield self._images_of_page(page, rows, data[self.pages[page].start : self.pages[page].stop])
 
     def _images_of_page(self, page: int, rows: Sequence[int], body: Array) -> Array | list[Array]:
         """Return images of a page, stacked if they are consecutive and stored alike."""
-        first_value = self._first_values.get(page)
-        if first_value is not None:
-            values = body[first_value:]
-        else:
-            levels, values = self._split(self._index.pages[page], body)
-            if self._piece_codec is not None:
-                return self._decompress_pieces(page, rows, values)
-            self._check(page, levels, values)
-            if not self._index.pages[page].compressed:
-                self._first_values[page] = len(body) - len(values)
-        layouts, starts = self._index.layouts, self._starts
-        origin, first, count = starts[self._index.first_rows[page]], rows[0], len(rows)
-        if count == 1 or (self._index.only_layout is not None and rows[-1] - first == count - 1):
-            return self._stack(values, layouts[first], starts[first] - origin, count)
-        return [self._stack(values, layouts[row], starts[row] - origin, 1)[0] for row in rows]
+        try:
+            first_value = self._first_values.get(page)
+            if first_value is not None:
+                values = body[first_value:]
+            else:
+                levels, values = _split(self.pages[page], self._chunk, body)
+                if self._piece_codec is not None:
+                    return self._decompress_pieces(page, rows, values)
+                self._check(page, levels, values)
+                if not self.pages[page].compressed:
+                    self._first_values[page] = len(body) - len(values)
+            origin, first, count = self._starts[self.first_rows[page]], rows[0], len(rows)
+            if count == 1 or (self.only_layout is not None and rows[-1] - first == count - 1):
+                return self._stack(values, self.layouts[first], self._starts[first] - origin, count)
+            return [self._stack(values, self.layouts[row], self._starts[row] - origin, 1)[0] for row in rows]
+        except _MALFORMED as error:
+            raise OtherLayoutError from error
 
     def _stack(self, values: Array, layout: PieceLayout, start: int, count: int) -> Array:
         """Return ``count`` images whose first value starts at ``start`` of the values of a page."""
         if not self._chunk.lists:
-            return cast(layout.stack(values, start + layout.prefix_bytes, count), layout.dtype)
+            return layout.stack(values, start + layout.prefix_bytes, count)
         numbers: Array = np.ndarray(count * math.prod(layout.shape), _LIST_VALUE, values, start)
         return cast(numbers.astype(_LIST_PIXEL), layout.dtype).reshape(count, *layout.shape)
 
-    def _split(self, page: Page, body: Array) -> tuple[Array, Array]:
-        """Return the repetition levels and the values of a page."""
-        if page.level_bytes is None:
-            body = self._decompress(page, body, page.plain_bytes)
-            levels = [body[:0]]
-            for _ in range(self._chunk.levels):
-                level, body = _prefixed(body)
-                levels.append(level)
-            return levels[-self._chunk.levels], body
-        level_bytes = sum(page.level_bytes)
-        values = self._decompress(page, body[level_bytes:], page.plain_bytes - level_bytes)
-        return body[: page.level_bytes[0]], values
-
-    def _decompress(self, page: Page, stored: Array, plain_bytes: int) -> Array:
-        if not page.compressed or self._chunk.codec is None:
-            return stored
-        plain = np.empty(plain_bytes, np.uint8)
-        decompress_into(self._chunk.codec, stored, plain)
-        return plain
-
     def _check(self, page: int, levels: Array, values: Array) -> None:
-        """Raise `OtherPagesError` unless the values of a page are those of its images."""
-        index = self._index
-        bounds = index.first_pieces[index.first_rows[page] : index.first_rows[page + 1] + 1]
+        """Raise `OtherLayoutError` unless the values of a page are those of its images."""
+        first_row, stop_row = self.first_rows[page : page + 2]
+        bounds = self.first_pieces[first_row : stop_row + 1]
         is_null = bounds[:-1] == bounds[1:]
-        is_valid = len(values) == index.values_bytes(page) and index.pages[page].nulls in (None, is_null.sum())
+        is_valid = len(values) == self.values_bytes(page) and self.pages[page].nulls in (None, is_null.sum())
         pieces = slice(bounds[0], bounds[-1])
-        sizes = index.piece_bytes[pieces]
+        sizes = self.piece_bytes[pieces]
         # Numbers have no length before them: the levels show that each list has one number per pixel of its chunk, and
         # a null image is one entry. Each byte array has its length before it, which must be that of the chunk.
         if is_valid and self._chunk.lists:
             counts = np.insert(sizes // _LIST_VALUE.itemsize, bounds[:-1][is_null] - bounds[0], 1)
             is_valid = _lists_start(levels, counts, bounds[:-1] - bounds[0] + np.cumsum(is_null) - is_null)
         elif is_valid:
-            origin = index.starts[index.first_rows[page]]
-            is_valid = _have_lengths(values, index.piece_stops[pieces] - sizes - origin, sizes)
+            first_bytes = self.piece_stops[pieces] - sizes - self.starts[first_row]
+            lengths = values[first_bytes[:, None] + np.arange(-_LENGTH.itemsize, 0)].view(_LENGTH)[:, 0]
+            is_valid = (lengths == sizes).all()
         if not is_valid:
-            raise OtherPagesError
+            raise OtherLayoutError
 
     def _decompress_pieces(self, page: int, rows: Sequence[int], values: Array) -> list[Array]:
         """Return images whose chunks are compressed separately; their sizes are only stored before their values."""
-        index, ranges, stop = self._index, list[ByteRange](), 0
-        first_piece = index.first_pieces[index.first_rows[page]]
-        for _ in range(index.first_pieces[index.first_rows[page + 1]] - first_piece):
+        ranges, stop = list[ByteRange](), 0
+        first_piece, stop_piece = (self.first_pieces[self.first_rows[number]] for number in (page, page + 1))
+        for _ in range(stop_piece - first_piece):
             start = stop + _LENGTH.itemsize
             stop = start + int.from_bytes(values[stop:start].tobytes(), "little")
             ranges.append((start, stop))
-        if stop != len(values) or index.pages[page].nulls not in (None, index.num_nulls(page)):
-            raise OtherPagesError
+        if stop != len(values) or self.pages[page].nulls not in (None, self.num_nulls(page)):
+            raise OtherLayoutError
         images = []
         for row in rows:
-            layout, image_name = index.layouts[row], self._expected.where(row)
-            first = index.first_pieces[row] - first_piece
+            layout, image_name = self.layouts[row], self._expected.where(row)
+            first = self.first_pieces[row] - first_piece
             piece_bytes = layout.piece_pixels * layout.dtype.itemsize
             pieces = [
                 decompress(values[start:stop], self._piece_codec or "", piece_bytes, image_name)
@@ -410,7 +359,7 @@ class DictionaryPages:
     """The chunks of one row group, one per row, each stored as an index into a PLAIN-encoded dictionary page.
 
     Parquet libraries write dictionaries by default. The dictionary page holds all values of the row group and is
-    decompressed as a whole; it is not cached. Raises `OtherPagesError` if the pages have an unsupported layout;
+    decompressed as a whole; it is not cached. Raises `OtherLayoutError` if the pages have an unsupported layout;
     `images` and `stack` may raise it too.
 
     ``chunk`` is the byte range of the row group's pixel leaf with its dictionary, which is not nested in a list; its
@@ -425,25 +374,27 @@ class DictionaryPages:
         shapes: Sequence[Sequence[int]],
         dtypes: Sequence[np.dtype[Any]],
     ) -> None:
-        compressed = chunk.codec is not None
-        self._codec, self.first_rows = chunk.codec, [0, len(shapes)]
-        self._page = dictionary_page(header_reader(file), chunk.start, data_start, compressed=compressed)
-        self._shapes, self._dtypes = shapes, dtypes
+        self._codec, self._shapes, self._dtypes = chunk.codec, shapes, dtypes
+        compressed, read = chunk.codec is not None, header_reader(file)
+        pages = list(iter_pages(read, chunk.start, data_start, compressed=compressed, encodings=DICTIONARY))
+        if len(pages) != 1:
+            raise OtherLayoutError
+        (self._page,) = pages
         # Values are stored back to back, so all lengths must be known. Every value of the dictionary must belong to a
         # row, because only the row's shape and dtype give its length.
         (stored,) = file.read_ranges([(data_start, chunk.stop)])
-        numbers = _numbers(bytes(stored), chunk.codec, chunk.levels, len(shapes))
+        numbers = _numbers(bytes(stored), chunk._replace(start=0, stop=0), len(shapes))
         sizes: dict[int, int] = {}
         for number, shape, dtype in zip(numbers, shapes, dtypes, strict=True):
             size = math.prod(shape) * dtype.itemsize
             if sizes.setdefault(number, size) != size:
-                raise OtherPagesError
+                raise OtherLayoutError
         if not sizes or len(sizes) != self._page.entries or max(sizes) >= len(sizes):
-            raise OtherPagesError
+            raise OtherLayoutError
         self._lengths = [sizes[number] for number in range(len(sizes))]
         stops = list(itertools.accumulate(length + _LENGTH.itemsize for length in self._lengths))
         if self._page.plain_bytes != stops[-1]:
-            raise OtherPagesError
+            raise OtherLayoutError
         self._first_bytes = [stop - length for stop, length in zip(stops, self._lengths, strict=True)]
         self._starts = [self._first_bytes[number] for number in numbers]
 
@@ -453,18 +404,14 @@ class DictionaryPages:
 
     def images(self, rows: Sequence[int], stored: Sequence[memoryview]) -> list[Array]:
         """Return the chunks of ``rows``: read-only views of the file, or of the decompressed dictionary."""
-        values = np.frombuffer(stored[0], np.uint8)
-        if self._codec is not None:
-            plain = np.empty(_LENGTH.itemsize + self._page.plain_bytes, np.uint8)[_LENGTH.itemsize :]  # aligns pixels
-            try:
-                decompress_into(self._codec, values, plain)
-            except _MALFORMED as error:
-                raise OtherPagesError from error
-            values = plain
+        try:
+            values = _decompress(self._page, self._codec, np.frombuffer(stored[0], np.uint8), self._page.plain_bytes)
+        except _MALFORMED as error:
+            raise OtherLayoutError from error
         data = values.data
         for first, length in zip(self._first_bytes, self._lengths, strict=True):
             if int.from_bytes(data[first - _LENGTH.itemsize : first], "little") != length:
-                raise OtherPagesError
+                raise OtherLayoutError
         return [np.ndarray(self._shapes[row], self._dtypes[row], values, self._starts[row]) for row in rows]
 
     def stream(self, data: Array) -> Iterator[list[Array]]:
@@ -477,39 +424,24 @@ Pages: TypeAlias = PlainPages | EncodedPages | DictionaryPages
 
 
 @lru_cache(1024)
-def _numbers(stored: bytes, codec: str | None, levels: int, rows: int) -> tuple[int, ...]:
+def _numbers(stored: bytes, chunk: ColumnChunk, rows: int) -> tuple[int, ...]:
     """Return the numbers of ``rows`` values in the data pages of a dictionary.
 
     Files with one row per row group repeat the bytes of these pages many times.
     """
-    mapped = np.frombuffer(stored, np.uint8)
-    numbers: list[int] = []
-    pages = list(
-        iter_data_pages(
-            lambda start, stop: mapped.data[start:stop],
-            0,
-            len(mapped),
-            compressed=codec is not None,
-            by_dictionary=True,
-        )
-    )
+    data, numbers = memoryview(stored), list[int]()
+    read, compressed = (lambda start, stop: data[start:stop]), chunk.codec is not None
+    pages = list(iter_pages(read, 0, len(data), compressed=compressed, encodings=BY_DICTIONARY))
     if sum(page.entries for page in pages) != rows:
-        raise OtherPagesError
+        raise OtherLayoutError
     for page in pages:
         try:
-            body = mapped[page.start : page.stop]
-            head = sum(page.level_bytes or ())
-            if page.compressed and codec is not None:
-                plain = np.empty(page.plain_bytes - head, np.uint8)
-                decompress_into(codec, body[head:], plain)
-                body = np.concatenate([body[:head], plain])
-            if levels:
-                level, body = _prefixed(body) if page.level_bytes is None else (body[:head], body[head:])
-                if not _hybrid(level, page.entries, 1).all():  # one is null
-                    raise OtherPagesError
+            level, body = _split(page, chunk, np.frombuffer(data[page.start : page.stop], np.uint8))
+            if chunk.levels and not _hybrid(level, page.entries, 1).all():  # one is null
+                raise OtherLayoutError
             numbers += _hybrid(body[1:], page.entries, int(body[0])).tolist()
         except _MALFORMED as error:
-            raise OtherPagesError from error
+            raise OtherLayoutError from error
     return tuple(numbers)
 
 
@@ -530,11 +462,11 @@ def _hybrid(data: Array, count: int, width: int, dtype: type = np.int64) -> Arra
         else:
             size = -(-width // 8)
             if position + size > len(data):
-                raise OtherPagesError
+                raise OtherLayoutError
             numbers[done : done + run] = int.from_bytes(data[position : position + size].tobytes(), "little")
             position += size
         if not run:
-            raise OtherPagesError
+            raise OtherLayoutError
         done += run
     return numbers
 
@@ -559,18 +491,33 @@ def _layouts(expected: Expected, num_pieces: Array, *, has_prefixes: bool) -> li
     return layouts
 
 
+def _split(page: Page, chunk: ColumnChunk, body: Array) -> tuple[Array, Array]:
+    """Return the first kind of levels of a page, that of repetitions before that of definitions, and its values."""
+    if page.level_bytes is not None:
+        level_bytes = sum(page.level_bytes)
+        values = _decompress(page, chunk.codec, body[level_bytes:], page.plain_bytes - level_bytes)
+        return body[: page.level_bytes[0] if chunk.levels > 1 else level_bytes], values
+    levels, values = list[Array](), _decompress(page, chunk.codec, body, page.plain_bytes)
+    for _ in range(chunk.levels):
+        level, values = _prefixed(values)
+        levels.append(level)
+    return (levels or [values])[0], values
+
+
+def _decompress(page: Page, codec: str | None, stored: Array, plain_bytes: int) -> Array:
+    if not page.compressed or codec is None:
+        return stored
+    plain = np.empty(_LENGTH.itemsize + plain_bytes, np.uint8)[_LENGTH.itemsize :]  # Aligns pixels after a length.
+    decompress_into(codec, stored, plain)
+    return plain
+
+
 def _prefixed(body: Array) -> tuple[Array, Array]:
     """Return the bytes after a length prefix of 4 bytes, and the rest."""
     stop = _LENGTH.itemsize + int.from_bytes(body[: _LENGTH.itemsize].tobytes(), "little")
     if stop > len(body):
-        raise OtherPagesError
+        raise OtherLayoutError
     return body[_LENGTH.itemsize : stop], body[stop:]
-
-
-def _have_lengths(data: Array, starts: Array, lengths: Array) -> bool:
-    """Whether the length before each value is correct."""
-    before = starts[:, None] + np.arange(-_LENGTH.itemsize, 0)
-    return bool((data[before].view(_LENGTH)[:, 0] == lengths).all())
 
 
 def _lists_start(levels: Array, counts: Array, first_pieces: Array) -> bool:

@@ -27,18 +27,26 @@ from omearrow_ds.codec.leaves import whole_numbers
 from omearrow_ds.errors import DecodeError, FormatError, ImageError
 from omearrow_ds.resources import image_bytes, split_by_bytes
 from omearrow_ds.storage.byte_source import ByteSource, MappedFile
-from omearrow_ds.storage.extents import Region, Regions, Targets, Window, chunk_windows, size_of
+from omearrow_ds.storage.extents import Region, Regions, Targets, Window, file_windows, size_of, whole_windows
 from omearrow_ds.storage.formats._base import Array, Block, Images, crop_images, forwarded, group_by_part, read_distinct
 from omearrow_ds.storage.formats._columns import columns_and_checksums
 from omearrow_ds.storage.formats._detect import OME_ARROW_MANIFEST, OME_ARROW_TABLES, SIDECAR, SIDECAR_FORMAT_KEY
 from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._folder import link_refused
 from omearrow_ds.storage.formats._handles import ProcessLocal
-from omearrow_ds.storage.formats._image_columns import kinds_of
-from omearrow_ds.storage.formats._parquet_headers import OtherPagesError
-from omearrow_ds.storage.formats._parquet_pages import ColumnChunk, DictionaryPages, PageReader, Pages, find_pages
-from omearrow_ds.storage.formats._stored import Stored, groups, joined
-from omearrow_ds.storage.formats.parquet import CODECS, is_encrypted, page_options, pages_span
+from omearrow_ds.storage.formats._image_columns import PIXELS_META, kinds_of
+from omearrow_ds.storage.formats._parquet_pages import DictionaryPages, PageReader, Pages, find_pages
+from omearrow_ds.storage.formats._stored import Stored, groups
+from omearrow_ds.storage.formats.parquet import (
+    CODECS,
+    column_chunks,
+    describe_codecs,
+    is_encrypted,
+    page_options,
+    pages_span,
+    refuse_other_rows,
+)
+from omearrow_ds.storage.image_extents import OtherLayoutError
 
 _IMAGES, _CHUNKS, _INDEX = OME_ARROW_TABLES
 _FILES = (*OME_ARROW_TABLES, OME_ARROW_MANIFEST, SIDECAR)
@@ -65,33 +73,21 @@ _GROUP_ROWS, _GROUP_BYTES = 256, 2**24  # of chunks, as in our Parquet: see `doc
 _MOST_CHUNK_BYTES = 2**31 - 2**16  # Limit of a Parquet page, minus its levels.
 _FEW_CHUNKS = "As few chunks per image as Parquet pages allow"
 _CHECKED_AHEAD = 512  # Row groups compared with the index at once.
-_MOST_ALIKE_BYTES, _MOST_ALIKE = 2**9, 2**10  # of pages whose values are kept, and of how many of a column
+_MOST_ALIKE_BYTES = 2**9  # Limit of column chunks that are compared by their bytes.
 _BLOCK_BYTES = 2**24  # Images assembled from several chunks.
 ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
-class _Chunking(NamedTuple):
-    """ome-arrow's name for a way to cut images into chunks, and the shape (T, C, Z, Y, X) of its chunks."""
-
-    name: str
-    chunk: tuple[int, ...]
-
-    @classmethod
-    def of(cls, image: Image, tile: tuple[int, int] | None) -> _Chunking:
-        """Return the layout for ``tile`` or, if None, the layout with the largest chunks that fit in a Parquet page."""
-        shape = image.pixels.shape
-        ways = [("image", shape), ("volume", (1, 1, *shape[2:])), ("z-plane", (1, 1, 1, *shape[3:]))]
-        for name, chunk in ways if tile is None else [("tile", (1, 1, 1, *map(min, shape[3:], tile)))]:
-            if math.prod(chunk) * image.pixels.itemsize <= _MOST_CHUNK_BYTES:
-                return cls(name, chunk)
-        problem = (
-            f"a plane or tile of {chunk[3:]} pixels exceeds {_MOST_CHUNK_BYTES:,} bytes, the limit of a Parquet page"
-        )
-        raise ImageError(f"image {image.image_id!r}: {problem}; pass a smaller chunk_shape=, or write another format")
-
-    def starts(self, shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        """Yield the offset of each chunk in an image of the given shape."""
-        return itertools.product(*(range(0, size, step) for size, step in zip(shape, self.chunk, strict=True)))
+def _choose_chunk(image: Image, tile: tuple[int, int] | None) -> tuple[str, tuple[int, ...]]:
+    """Return ome-arrow's name for a way to cut an image, and the shape of chunks: the largest for a Parquet page."""
+    shape = image.pixels.shape
+    ways = [("image", shape), ("volume", (1, 1, *shape[2:])), ("z-plane", (1, 1, 1, *shape[3:]))]
+    for name, chunk in ways if tile is None else [("tile", (1, 1, 1, *map(min, shape[3:], tile)))]:
+        if math.prod(chunk) * image.pixels.itemsize <= _MOST_CHUNK_BYTES:
+            return name, chunk
+    limit = f"{_MOST_CHUNK_BYTES:,} bytes, the limit of a Parquet page"
+    problem = f"a plane or tile of {chunk[3:]} pixels exceeds {limit}"
+    raise ImageError(f"image {image.image_id!r}: {problem}; pass a smaller chunk_shape=, or write another format")
 
 
 class _ChunkWriter:
@@ -99,20 +95,18 @@ class _ChunkWriter:
 
     def __init__(self, writer: pq.ParquetWriter) -> None:
         self.places: list[tuple[Any, ...]] = []
-        self._writer, self._dtypes = writer, list[str]()
-        self._pixels: list[Array] = []
+        self._writer, self._pixels = writer, list[Array]()
         self._group, self._group_bytes = 0, 0
 
-    def add(self, image: Image, image_id: str, layout: _Chunking) -> None:
+    def add(self, image: Image, image_id: str, chunk_shape: Sequence[int]) -> None:
         """Add an image under an id that is unique in the dataset; the pixels of a ``fleeting`` image are copied."""
-        for start in layout.starts(image.pixels.shape):
-            chunk = image.pixels[tuple(map(slice, start, map(add, start, layout.chunk)))]
+        for start in itertools.product(*map(range, [0] * 5, image.pixels.shape, chunk_shape)):
+            chunk = image.pixels[tuple(map(slice, start, map(add, start, chunk_shape)))]
             if self._pixels and self._group_bytes + chunk.nbytes > _GROUP_BYTES:
                 self.flush()
             position = (*start, *chunk.shape)
             self.places.append((image_id, len(self.places), self._group, len(self._pixels), _CHUNKS, *position))
             self._pixels.append(chunk.copy() if image.fleeting else np.ascontiguousarray(chunk))
-            self._dtypes.append(chunk.dtype.name)
             self._group_bytes += chunk.nbytes
             if len(self._pixels) == _GROUP_ROWS:
                 self.flush()
@@ -124,12 +118,10 @@ class _ChunkWriter:
         index = _table(_INDEX_FIELDS, self.places[-len(self._pixels) :])
         ends = np.cumsum([0, *(pixels.nbytes for pixels in self._pixels)])
         data = np.concatenate([pixels.reshape(-1).view(np.uint8) for pixels in self._pixels])
-        columns = {**{name: index[name] for name in index.column_names if name in _CHUNK_FIELDS}, "dtype": self._dtypes}
-        columns["pixel_bytes"] = binary(ends, data)
-        table = pa.table([columns[name] for name in _CHUNK_FIELDS], schema=_schema(_CHUNK_FIELDS))
-        self._writer.write_table(table, row_group_size=len(table))
-        self._pixels, self._dtypes = [], []
-        self._group, self._group_bytes = self._group + 1, 0
+        dtypes = [pixels.dtype.name for pixels in self._pixels]
+        columns = [*index.select([*_IDS, *_PLACE]).columns, dtypes, binary(ends, data)]
+        self._writer.write_table(pa.table(columns, schema=_schema(_CHUNK_FIELDS)), row_group_size=len(dtypes))
+        self._pixels, self._group, self._group_bytes = [], self._group + 1, 0
 
 
 def write_collection(
@@ -141,26 +133,29 @@ def write_collection(
     the id in ome-arrow's tables.
     """
     rows: list[tuple[Any, ...]] = []
-    listed, checksums = [], []
-    first: _Chunking | None = None
+    listed, checksums, codec = [], [], None if compression == "none" else compression
+    first: tuple[str, tuple[int, ...] | None] | None = None
     known: set[str] = set()
     chunks = _schema(_CHUNK_FIELDS)
     with pq.ParquetWriter(path / _CHUNKS, chunks, **page_options(compression, chunks, ["pixel_bytes"])) as file:
         writer = _ChunkWriter(file)
         for image in images:
             # ome-arrow finds chunks by the image's id, so it must be unique; our own id is kept in the sidecar.
-            numbered = (f"{image.image_id}-{number}" for number in itertools.count(len(rows)))
-            image_id = next(
-                unique_id for unique_id in itertools.chain([image.image_id], numbered) if unique_id not in known
-            )
+            image_id, numbers = image.image_id, itertools.count(len(rows))
+            while image_id in known:
+                image_id = f"{image.image_id}-{next(numbers)}"
             known.add(image_id)
-            layout = _Chunking.of(image, chunk_shape)
-            first = first or layout
-            writer.add(image, image_id, layout)
-            rows.append((image_id, *_image_row(image, layout, compression)))
+            name, chunk = _choose_chunk(image, chunk_shape)
+            first = first or (name, chunk)
+            writer.add(image, image_id, chunk)
+            metadata, pixels = image.metadata, image.pixels
+            sizes = pixels.dtype.name, *pixels.shape, name, *chunk
+            described = codec, json.dumps(metadata["channels"])
+            rows.append((image_id, metadata["name"] or image.image_id, metadata["image_type"], *sizes, *described))
             listed.append({"image_id": image_id, "id": image.image_id, **image.metadata})
             checksums.append(image.checksum)
         writer.flush()
+    first = first or ("image", None)
     _write_table(_table(_IMAGE_FIELDS, rows), path / _IMAGES)
     _write_table(_table(_INDEX_FIELDS, writer.places), path / _INDEX)
     sidecar = prepend_column(schema.SIDECAR_COLUMN, pa.array(listed, _LISTED), with_checksums(columns, checksums))
@@ -170,25 +165,14 @@ def write_collection(
         "image_count": len(rows),
         "chunk_count": len(writer.places),
         "choice": {
-            "layout": first.name if first else "image",
-            "chunk_shape": first.chunk if first else None,
-            "compression": _parquet_name(compression),
+            "layout": first[0],
+            "chunk_shape": first[1],
+            "compression": codec,
             "rationale": f"{'Tiles as requested' if chunk_shape else _FEW_CHUNKS}; written by omearrow-ds.",
         },
         "package_versions": {"numpy": np.__version__, "pyarrow": pa.__version__},
     }
     (path / OME_ARROW_MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
-
-
-def _image_row(image: Image, layout: _Chunking, compression: str) -> tuple[Any, ...]:
-    name, kind = image.metadata["name"] or image.image_id, image.metadata["image_type"]
-    described = (_parquet_name(compression), json.dumps(image.metadata["channels"]))
-    pixels = image.pixels
-    return (name, kind, pixels.dtype.name, *pixels.shape, layout.name, *layout.chunk, *described)
-
-
-def _parquet_name(compression: str) -> str | None:
-    return None if compression == "none" else compression
 
 
 def _schema(fields: dict[str, pa.DataType]) -> pa.Schema:
@@ -257,10 +241,8 @@ class OMEArrowImages(Images):
             manifest = json.loads(file.read_text(encoding="utf-8"))
             layout, num_images = manifest["layout"], manifest.get("image_count", count)
         if layout != _LAYOUT or num_images != count:
-            problem = (
-                f"states layout {layout!r} and {num_images} images, expected {_LAYOUT!r} and {count} as in {_IMAGES}"
-            )
-            raise FormatError(f"{file}: {problem}; restore the folder")
+            stated, expected = f"layout {layout!r} and {num_images} images", f"{_LAYOUT!r} and {count} as in {_IMAGES}"
+            raise FormatError(f"{file}: states {stated}, expected {expected}; restore the folder")
 
     def _table(self, name: str) -> pa.Table:
         with self.guard.interpreting(self.path / name, "a Parquet file"):
@@ -269,21 +251,17 @@ class OMEArrowImages(Images):
         return table
 
     def _set_images(self, images: pa.Table) -> None:
-        names = {**{f"size_{axis}": f"size_{axis}" for axis in _AXES}, "dtype": "type"}
-        arrays = [images[name].combine_chunks() for name in names]
-        info = pa.table({"pixels_meta": pa.StructArray.from_arrays(arrays, list(names.values()))})
-        kinds = kinds_of(info, f"{self.path / _IMAGES}")
+        arrays = [images[name.replace("type", "dtype")].combine_chunks() for name in PIXELS_META]
+        info = pa.table({"pixels_meta": pa.StructArray.from_arrays(arrays, PIXELS_META)})
+        path = self.path / _IMAGES
+        kinds = kinds_of(info, str(path))
         if kinds.null.any():
-            raise FormatError(
-                f"{self.path / _IMAGES}: image {kinds.null.argmax()} has neither sizes nor a dtype; restore the file"
-            )
+            raise FormatError(f"{path}: image {kinds.null.argmax()} has neither sizes nor a dtype; restore the file")
         self.shapes, self.dtypes = kinds.shapes, [dtype.newbyteorder("=") for dtype in kinds.dtypes]
         ids = images["image_id"].to_pylist()
         self.image_ids = [str(row if image_id is None else image_id) for row, image_id in enumerate(ids)]
         if len(set(ids)) < len(ids):
-            raise FormatError(
-                f"{self.path / _IMAGES}: image_id is not unique, so chunks cannot be assigned to images; correct it"
-            )
+            raise FormatError(f"{path}: image_id is not unique, so chunks cannot be assigned to images; correct it")
         described = ("name", "image_type", "channels_json")
         self._described = images.select([name for name in described if name in images.column_names])
 
@@ -305,42 +283,24 @@ class OMEArrowImages(Images):
 
     def read_arrays(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
         del out
-        if regions is None:
-            return self._read_images(rows) if len(rows) == 1 else read_distinct(self._read_images, rows)
-        return crop_images(self, rows, regions) if self._chunks.is_one_each else self._read_regions(rows, regions)
+        if not self._chunks.is_one_each:
+            return self._read_regions(rows, regions or [None] * len(rows))
+        if regions is not None:
+            return crop_images(self, rows, regions)
+        return self._chunks.read(rows) if len(rows) == 1 else read_distinct(self._chunks.read, rows)
 
-    def _read_images(self, rows: Sequence[int]) -> list[Array]:
-        """Return the images of sorted, distinct rows; an image of one chunk is a view if it is mapped."""
-        table = self._chunks
-        if table.is_one_each:
-            return table.read(rows)
-        chunk_rows = sorted(chunk for row in rows for chunk in table.rows_of(row))
-        chunks = dict(zip(chunk_rows, table.read(chunk_rows), strict=True))
-        images = []
-        for row in rows:
-            of_image = table.rows_of(row)
-            if len(of_image) == 1:
-                images.append(chunks[of_image[0]])
-                continue
-            image = new_image(self.shapes[row].tolist(), self.dtypes[row], f"{self.path}: image {row}")
-            for chunk_row, starts in zip(of_image, table.grid.starts[of_image].tolist(), strict=True):
-                chunk = chunks[chunk_row]
-                image[tuple(map(slice, starts, map(add, starts, chunk.shape)))] = chunk
-            images.append(image)
-        return images
-
-    def _read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
-        """Return regions of images; each chunk is decoded once, a few at once unless they are mapped."""
+    def _read_regions(self, rows: Sequence[int], regions: Sequence[Region | None]) -> list[Array]:
+        """Return regions, or whole images for None; each chunk is decoded once, a few at once unless mapped."""
         table, uses = self._chunks, dict[int, list[tuple[int, Window, Window]]]()
         arrays = []
         for number, (row, region) in enumerate(zip(rows, regions, strict=True)):
-            chunk_rows = table.rows_of(row)
-            chunk_shape = table.grid.sizes[chunk_rows[0]].tolist()
-            grid = -(-self.shapes[row] // chunk_shape)
-            for chunk, inner, outer in chunk_windows(region, chunk_shape):
-                chunk_row = chunk_rows[int(np.ravel_multi_index(chunk, grid))]
-                uses.setdefault(chunk_row, []).append((number, inner, outer))
-            arrays.append(new_image(size_of(region), self.dtypes[row], f"{self.path}: image {row}"))
+            chunk_rows, shape = table.rows_of(row), tuple(self.shapes[row].tolist())
+            grid = shape, tuple(table.grid.sizes[chunk_rows[0]].tolist()), (1,) * len(shape)
+            windows = whole_windows(*grid) if region is None else file_windows(region, *grid)
+            for index, _, inner, outer in windows:
+                uses.setdefault(chunk_rows[index], []).append((number, inner, outer))
+            size = shape if region is None else size_of(region)
+            arrays.append(new_image(size, self.dtypes[row], f"{self.path}: image {row}"))
         sorted_rows = sorted(uses)
         pieces = [slice(None)]
         if sorted_rows and not self.is_in_place:
@@ -382,28 +342,23 @@ class ChunkTable:
     def __init__(self, images: OMEArrowImages, table: pa.Table, index: pa.Table | None) -> None:
         self._path, self._guard = images.path, images.guard
         self._shapes, self._dtypes, self._image_ids = images.shapes, images.dtypes, images.image_ids
-        self._alike: dict[str, dict[Any, list[Any]]] = {}  # values of short pages, by column and bytes
         self._file = ProcessLocal(self._open)
         self._pages = ProcessLocal(self._open_reader)
         file = self._file.get()
         paths = [file.schema.column(number).path for number in range(len(file.schema))]
         self._leaf = paths.index("pixel_bytes")
-        self._told_leaves = {name: paths.index(name) for name in (*_INDEXED, "dtype") if name in paths}
+        self._leaves = {name: paths.index(name) for name in (*_INDEXED, "dtype") if name in paths}
         leaf = file.schema.column(self._leaf)
         self._levels = leaf.max_definition_level
-        self._cut = (
-            not leaf.max_repetition_level and self._levels < 2 and not is_encrypted(self._pages.get().file, file)
-        )
+        is_flat = not leaf.max_repetition_level and self._levels < 2
+        self._cut = is_flat and not is_encrypted(self._pages.get().file, file)
         counts = (file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))
         self.starts = list(itertools.accumulate(counts, initial=0))
         chunks = None if index is None else self._ordered(index)
         self._unchecked = set(range(file.num_row_groups)) if chunks is not None else set[int]()
         if chunks is None:
             chunks = file.read(columns=["image_id", "chunk_id", "dtype", *_PLACE])
-        if len(chunks) != self.starts[-1]:
-            raise FormatError(
-                f"{self._path / _CHUNKS}: the file has {len(chunks):,} rows, expected {self.starts[-1]:,}; restore it"
-            )
+        refuse_other_rows(self._path / _CHUNKS, len(chunks), self.starts)
         positions = np.stack([whole_numbers(chunks[name].combine_chunks()) for name in _PLACE], axis=1)
         owners = pc.index_in(chunks["image_id"], value_set=table["image_id"]).fill_null(-1).to_numpy()
         self.grid = _Grid(positions[:, :5], positions[:, 5:], owners)
@@ -437,8 +392,9 @@ class ChunkTable:
 
     def _refuse_other_dtypes(self, names: Sequence[str | None], owners: Array) -> None:
         """Raise `FormatError` if chunks have another dtype than their images."""
+        valid_names = {dtype: (dtype.name, dtype.str) for dtype in set(self._dtypes)}
         for name, owner in zip(names, owners.tolist(), strict=True):
-            if owner >= 0 and name not in (self._dtypes[owner].name, self._dtypes[owner].str):
+            if owner >= 0 and name not in valid_names[self._dtypes[owner]]:
                 subject = f"{self._path}: image {owner} ({self._image_ids[owner]!r})"
                 problem = f"dtype is {self._dtypes[owner]}, but a chunk has {name}"
                 raise FormatError(f"{subject}: {problem}; the folder is damaged, restore it")
@@ -468,7 +424,7 @@ class ChunkTable:
 
     def _open_reader(self) -> PageReader:
         with self._guard:
-            return PageReader(MappedFile(self._path / _CHUNKS), self._find_pages)
+            return PageReader(MappedFile(self._path / _CHUNKS))
 
     def close(self) -> None:
         self._file.close()
@@ -476,119 +432,82 @@ class ChunkTable:
 
     def read(self, rows: Sequence[int]) -> list[Array]:
         """Return chunks, each with its shape, by their sorted rows in the table of chunks."""
-        chunks: list[Array] = []
-        pages = self._pages.get()
-        parts = group_by_part(self.starts, rows)
-        unchecked = [number for number, _ in parts if number in self._unchecked] if self._unchecked else []
-        for first in range(0, len(unchecked), _CHECKED_AHEAD):
-            self._check_groups(unchecked[first : first + _CHECKED_AHEAD])
-        in_groups = [(number, [row - self.starts[number] for row in part]) for number, part in parts]
-        for (number, part), read in zip(parts, pages.read(in_groups), strict=True):
-            chunks += self._of_group(number, part) if read is None else read
-        return chunks
+        if self._unchecked:
+            self._check_groups([number for number, _ in group_by_part(self.starts, rows)])
+        return self._pages.get().read(self, rows)
 
-    def _find_pages(self, file: ByteSource, number: int) -> Pages:
-        """Return the pages of a row group of chunks; called once per row group and process."""
-        if number in self._unchecked:
-            self._check_groups(range(number, min(number + _CHECKED_AHEAD, len(self.starts) - 1)))
-        self._check_group(number)
+    def find_pages(self, file: ByteSource, number: int) -> Pages:
+        self._check_groups([number], range(number, min(number + _CHECKED_AHEAD, len(self.starts) - 1)))
         if not self._cut:
-            raise OtherPagesError
+            raise OtherLayoutError
         stored = self._file.get().metadata.row_group(number).column(self._leaf)
         of_group = slice(self.starts[number], self.starts[number + 1])
         owners = self.grid.owners[of_group].tolist()
         if stored.file_path or -1 in owners or stored.compression not in ("UNCOMPRESSED", *CODECS):
-            raise OtherPagesError
-        dtypes = [self._dtypes[owner] for owner in owners]
+            raise OtherLayoutError
+        dtypes, sizes = [self._dtypes[owner] for owner in owners], self.grid.sizes[of_group]
+        span = pages_span(stored, levels=self._levels)
         if stored.has_dictionary_page:
-            start, codec = stored.dictionary_page_offset, CODECS.get(stored.compression)
-            chunk = ColumnChunk(start, start + stored.total_compressed_size, len(owners), False, codec, self._levels)
-            return DictionaryPages(file, chunk, stored.data_page_offset, self.grid.sizes[of_group].tolist(), dtypes)
-        rows = np.arange(of_group.start, of_group.stop)
-        expected = Expected(str(self._path), rows, self.grid.sizes[rows], dtypes)
-        return find_pages(file, pages_span(stored, levels=self._levels), expected, np.ones(len(rows), np.int64))
+            return DictionaryPages(file, span, stored.data_page_offset, sizes.tolist(), dtypes)
+        expected = Expected(str(self._path), np.arange(of_group.start, of_group.stop), sizes, dtypes)
+        return find_pages(file, span, expected, np.ones(len(sizes), np.int64))
 
-    def _check_groups(self, numbers: Sequence[int]) -> None:
-        """Compare row groups with the index, all at once; on a mismatch, `_check_group` later finds the fault.
-
-        Equal page bytes hold equal values: with one chunk per row group, most pages are equal.
-        """
-        numbers = [number for number in numbers if number in self._unchecked]
-        if not self._cut or len(self._told_leaves) <= len(_INDEXED) or not numbers:
+    def _check_groups(self, needed: Sequence[int], ahead: Sequence[int] = ()) -> None:
+        """Raise `FormatError` if chunks differ from the index; check each row group only once, many at once."""
+        # Row groups ``ahead`` that differ raise the error when they are needed.
+        needed = [number for number in needed if number in self._unchecked]
+        if not needed or self._is_indexed([*{*needed, *ahead} & self._unchecked]):
             return
+        for number in needed:
+            if not self._is_indexed([number]):
+                problem = f"differs from the chunks in row group {number} of {_CHUNKS}"
+                remedy = f"remove {_INDEX}, or write the folder again"
+                raise FormatError(f"{self._path / _INDEX}: {problem}; {remedy}")
+
+    def _is_indexed(self, numbers: Sequence[int]) -> bool:
+        """Whether row groups have the chunks that the index lists; those that have are not checked again."""
+        rows = np.concatenate([np.arange(*self.starts[number : number + 2]) for number in numbers])
         try:
             stored = self._values_of(numbers)
-        except ERRORS:
-            return
-        rows = np.concatenate([np.arange(*self.starts[number : number + 2]) for number in numbers])
-        positions = np.concatenate([self.grid.starts[rows], self.grid.sizes[rows]], axis=1).T.tolist()
-        expected = dict(zip(_PLACE, positions, strict=True))
-        expected |= {name: self._told[name].take(pa.array(rows)).to_pylist() for name in ("image_id", "chunk_id")}
-        dtypes = [self._dtypes[owner] for owner in self.grid.owners[rows].tolist()]
-        names = {dtype: dtype.name for dtype in set(dtypes)}
-        expected["dtype"] = [names[dtype] for dtype in dtypes]
-        if stored == expected:
-            self._unchecked.difference_update(numbers)
+            if any(stored.get(name) != self._told[name].take(pa.array(rows)).to_pylist() for name in _INDEXED):
+                return False
+            self._refuse_other_dtypes(stored["dtype"], self.grid.owners[rows])
+        except FormatError:
+            if len(numbers) == 1:
+                raise
+            return False
+        self._unchecked.difference_update(numbers)
+        return True
 
     def _values_of(self, numbers: Sequence[int]) -> dict[str, list[Any]]:
-        """Return the stored locations, ids and dtypes of the chunks of row groups, by column."""
-        file, pages = self._file.get(), self._pages.get()
-        pages.file.refuse_changed()
-        stored = [file.metadata.row_group(number) for number in numbers]
-        counts = [self.starts[number + 1] - self.starts[number] for number in numbers]
-        keys: dict[str, list[Any]] = {}
-        missing: dict[tuple[int, ...], list[str]] = {}
-        for name, leaf in self._told_leaves.items():
-            known = self._alike.setdefault(name, {})
-            if len(known) > _MOST_ALIKE:
-                known = self._alike[name] = {}
-            keys[name] = [_key_of(pages.file, group.column(leaf), _MOST_ALIKE_BYTES) for group in stored]
-            to_read = {key: position for position, key in enumerate(keys[name]) if key not in known}
-            missing.setdefault(tuple(to_read.values()), []).append(name)
-        by_column = {name: dict(self._alike[name]) for name in keys}
-        for positions, names in missing.items():
-            table = file.read_row_groups(
-                [numbers[position] for position in positions], columns=names, use_threads=False
-            )
-            for name in names:
-                values = iter(table[name].to_pylist())
-                read = {
-                    keys[name][position]: list(itertools.islice(values, counts[position])) for position in positions
-                }
-                by_column[name] |= read
-                self._alike[name] |= {key: item for key, item in read.items() if isinstance(key, bytes)}
-        return {name: [item for key in keys[name] for item in by_column[name][key]] for name in keys}
-
-    def _check_group(self, number: int) -> None:
-        """Raise `FormatError` if the chunks of a row group differ from the index; check each row group only once."""
-        if number not in self._unchecked:
-            return
-        start, stop = self.starts[number : number + 2]
-        table = self._read_group(number, [*_INDEXED, "dtype"])
-        stored = table.select(_INDEXED)
-        with self._guard.interpreting():
-            same = stored.equals(self._told.slice(start, stop - start).cast(stored.schema))
-        if not same:
-            remedy = f"remove {_INDEX}, or write the folder again"
-            raise FormatError(
-                f"{self._path / _INDEX}: differs from the chunks in row group {number} of {_CHUNKS}; {remedy}"
-            )
-        self._refuse_other_dtypes(table["dtype"].to_pylist(), self.grid.owners[start:stop])
-        self._unchecked.discard(number)
-
-    def _read_group(self, number: int, columns: list[str]) -> pa.Table:
-        self._pages.get().file.refuse_changed()  # pyarrow maps the file as well
+        """Return columns of row groups; of the column chunks with equal bytes, which may be many, one is decoded."""
+        source, file = self._pages.get().file, self._file.get()
+        source.refuse_changed()  # pyarrow maps the file as well
+        needed: dict[tuple[int, ...], dict[str, Sequence[Any]]] = {}
+        values = {}
         with self._guard.reading():
-            table = self._file.get().read_row_group(number, columns=columns, use_threads=False)
-        expected = self.starts[number + 1] - self.starts[number]
-        if len(table) != expected:
-            problem = f"row group {number} has {len(table):,} rows, but the footer states {expected:,}"
-            raise FormatError(f"{self._path / _CHUNKS}: {problem}; the file is damaged, restore it")
-        return table
+            stored = list(map(file.metadata.row_group, numbers))
+            for name, leaf in self._leaves.items():
+                keys = [_key_of(source, group.column(leaf)) for group in stored] if self._cut else numbers
+                needed.setdefault(tuple(dict(zip(keys, numbers, strict=True)).values()), {})[name] = keys
+            for decoded, columns in needed.items():
+                table = file.read_row_groups(list(decoded), columns=list(columns), use_threads=False)
+                for name, keys in columns.items():
+                    items = iter(table[name].to_pylist())
+                    counts = (self.starts[number + 1] - self.starts[number] for number in decoded)
+                    by_key = {
+                        key: list(itertools.islice(items, count))
+                        for key, count in zip(dict.fromkeys(keys), counts, strict=True)
+                    }
+                    values[name] = [value for key in keys for value in by_key[key]]
+        return values
 
-    def _of_group(self, number: int, rows: Sequence[int]) -> list[Array]:
-        """Return chunks of one row group, which pyarrow decodes as a whole."""
-        column = self._read_group(number, ["pixel_bytes"])["pixel_bytes"].combine_chunks()
+    def decode_group(self, number: int, rows: Sequence[int]) -> list[Array]:
+        self._pages.get().file.refuse_changed()
+        with self._guard.reading():
+            table = self._file.get().read_row_group(number, columns=["pixel_bytes"], use_threads=False)
+        refuse_other_rows(self._path / _CHUNKS, len(table), self.starts, number)
+        column = table["pixel_bytes"].combine_chunks()
         return [self._chunk(row, column[row - self.starts[number]].as_buffer()) for row in rows]
 
     def _chunk(self, row: int, pixels: pa.Buffer | None) -> Array:
@@ -596,45 +515,37 @@ class ChunkTable:
         dtype, shape = self._dtypes[owner], tuple(self.grid.sizes[row].tolist())
         expected = math.prod(shape) * dtype.itemsize
         if pixels is None or pixels.size != expected:
-            problem = (
-                f"a chunk has {0 if pixels is None else pixels.size:,} bytes of pixels, expected {expected:,} bytes"
-            )
+            num_bytes = 0 if pixels is None else pixels.size
+            problem = f"a chunk has {num_bytes:,} bytes of pixels, expected {expected:,} bytes"
             raise DecodeError(f"{self._path}: image {owner}: {problem}; the file is damaged, restore it")
         return np.frombuffer(pixels, dtype).reshape(shape)
 
     def storage_info(self) -> Stored:
-        file = self._file.get()
-        numbers = [] if is_encrypted(self._pages.get().file, file) else range(file.num_row_groups)
-        leaves = [file.metadata.row_group(number).column(self._leaf) for number in numbers]
-        codecs = [leaf.compression for leaf in leaves]
-        compression = joined("none" if codec == "UNCOMPRESSED" else codec.lower() for codec in codecs)
-        cut = self._cut and {*codecs} <= {"UNCOMPRESSED", *CODECS}
+        leaves = column_chunks(self._pages.get().file, self._file.get(), [self._leaf])
+        compression = describe_codecs(leaves)
         layouts = "one per image" if self.is_one_each else f"of {len(self._shapes):,} images"
         row_groups = groups(self.starts, "row group").replace("image", "chunk")
         chunking = f"{self.starts[-1]:,} chunks, {layouts}, in {row_groups}"
-        if cut:
-            reading = "in place: from the mapped file" if compression == "none" else "from the mapped file"
-            alone = "a row group" if any(leaf.has_dictionary_page for leaf in leaves) else "a page"
-            reading += "" if compression == "none" else f"; {alone} is decompressed separately"
-        else:
-            reading = "by pyarrow, which decodes a row group per chunk"
-        return Stored(None, compression, chunking, cut and compression == "none", reading)
+        if not self._cut or not {leaf.compression for leaf in leaves} <= {"UNCOMPRESSED", *CODECS}:
+            return Stored(None, compression, chunking, False, "by pyarrow, which decodes a row group per chunk")
+        alone = "a row group" if any(leaf.has_dictionary_page for leaf in leaves) else "a page"
+        reading = f"from the mapped file; {alone} is decompressed separately"
+        if compression == "none":
+            reading = "in place: from the mapped file"
+        return Stored(None, compression, chunking, compression == "none", reading)
 
     def stream(self) -> Iterator[Block]:
         """Yield all chunks, each of which is an image."""
-        return self._pages.get().stream(self.starts, self._of_group)
+        return self._pages.get().stream(self)
 
 
 open_collection = OMEArrowImages
 
 
-def _key_of(file: ByteSource, stored: pq.ColumnChunkMetaData, max_bytes: int) -> bytes | object:
+def _key_of(file: ByteSource, stored: pq.ColumnChunkMetaData) -> bytes | object:
     """Return a key that short column chunks with equal values share; a unique object for longer ones."""
-    start, num_bytes = stored.data_page_offset, stored.total_compressed_size
-    if stored.has_dictionary_page:
-        start = min(start, stored.dictionary_page_offset)
-    if num_bytes > max_bytes or stored.file_path:
+    if stored.total_compressed_size > _MOST_ALIKE_BYTES or stored.file_path:
         return object()
-    return f"{stored.num_values} {stored.compression} ".encode() + bytes(
-        file.read_ranges([(start, start + num_bytes)])[0]
-    )
+    span = pages_span(stored)
+    (data,) = file.read_ranges([(span.start, span.stop)])
+    return f"{stored.num_values} {stored.compression} ".encode() + bytes(data)

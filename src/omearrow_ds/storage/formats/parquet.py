@@ -30,7 +30,7 @@ from omearrow_ds.storage.formats._base import BLOCK_BYTES, Array, Block, group_b
 from omearrow_ds.storage.formats._columns import columns_at_once
 from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
-from omearrow_ds.storage.formats._image_columns import ImageColumn, holds_pixels
+from omearrow_ds.storage.formats._image_columns import PIXELS_META, ImageColumn, holds_pixels
 from omearrow_ds.storage.formats._parquet_pages import (
     ColumnChunk,
     EncodedPages,
@@ -101,10 +101,11 @@ class ParquetTable(StoredTable):
         file = self._file.get()
         self.schema = file.schema_arrow  # Parsed again at each access.
         groups = map(file.metadata.row_group, range(file.num_row_groups))
-        self._starts = list(itertools.accumulate(map(attrgetter("num_rows"), groups), initial=0))
+        self.starts = list(itertools.accumulate(map(attrgetter("num_rows"), groups), initial=0))
 
     def read_header(self, column: ImageColumn, names: Sequence[str], *, look: bool) -> tuple[pa.Table, pa.Table]:
-        fields = column.told_fields if look else column.info_fields
+        ids = ["id"] if "id" in column.fields else []
+        fields = [*ids, *(f"pixels_meta.{name}" for name in PIXELS_META)] if look else column.info_fields
         table = self._read_whole([*[f"{column.name}.{name}" for name in fields], *names])
         return unnest(table[column.name]), table.select(names)
 
@@ -112,7 +113,7 @@ class ParquetTable(StoredTable):
         """Locate the pixels of objects while the cache has the ranges of the header, and those that an engine needs."""
         must_cut = self.options.engine == "pages"
         leaf = self._leaf if must_cut or self.objects is not None else None
-        if must_cut and leaf is not None and not leaf.chunks and self._starts[-1]:
+        if must_cut and leaf is not None and not leaf.chunks and self.starts[-1]:
             problem = "needs plainly encoded pixel pages"
             raise ArgumentError(problem, path=self.path, option="engine", value="pages", remedy="pass engine=None")
         if self.objects is None or not self.is_wide:  # The footer of a wide table is large.
@@ -128,10 +129,9 @@ class ParquetTable(StoredTable):
         Few rows are read without threads, which would take longer to start.
         """
         file = self._file.get()
-        table = file.read(columns=paths, use_threads=self._starts[-1] > _FEW_ROWS)
-        for rows in map(len, (table, *table.columns)):  # A damaged file may have columns of other lengths.
-            if rows != self._starts[-1]:
-                raise _other_rows(self.path, rows, self._starts[-1], "a column")
+        table = file.read(columns=paths, use_threads=self.starts[-1] > _FEW_ROWS)
+        for num_rows in map(len, (table, *table.columns)):  # A damaged file may have columns of other lengths.
+            refuse_other_rows(self.path, num_rows, self.starts)
         return table
 
     def read_columns(self, names: list[str]) -> pa.Table:
@@ -182,37 +182,32 @@ class ParquetTable(StoredTable):
         leaves = [path for path in paths if path.startswith(prefix)]
         pixels = [path for path in leaves if path.endswith(".pixel_bytes") or ".pixels." in path[len(prefix) :]]
         other_leaves = [path for path in leaves if path not in pixels]
-        num_images = self._starts[-1]
+        num_images = self.starts[-1]
         if len(pixels) != 1 or not other_leaves or not num_images:
             return _PixelLeaf()
         if _has_list_views(column.type.field("chunks").type):  # They need not be contiguous.
             return _PixelLeaf()
         chunks = pa.concat_arrays(as_arrays(self._read_whole(other_leaves)[column.name], "chunks"))
         starts, stops, _ = list_bounds(chunks, f"{self.path}: chunks")
-        expected = self.header.expected(np.arange(num_images))
-        if placed_chunks(chunks, expected).all():
-            return _PixelLeaf(pixels, stops - starts)
-        codec = codec_of_chunks(chunks)
-        is_placed = codec is not None and placed_chunks(chunks, expected, codec).all()
-        return _PixelLeaf(pixels, stops - starts, codec) if is_placed else _PixelLeaf()
+        expected, codec = self.header.expected(np.arange(num_images)), None
+        if not placed_chunks(chunks, expected).all():
+            codec = codec_of_chunks(chunks)
+            if codec is None or not placed_chunks(chunks, expected, codec).all():
+                return _PixelLeaf()
+        return _PixelLeaf(pixels, stops - starts, codec)
 
     def layout(self) -> Stored:
         file, column = self._file.get(), self.header.column
         leaves = [number for number, path in enumerate(_leaf_paths(file)) if holds_pixels(path, column)]
-        numbers = [] if is_encrypted(self._reader.get().file, file) else range(file.num_row_groups)
-        codecs = (file.metadata.row_group(number).column(leaf).compression for number in numbers for leaf in leaves)
-        compression = joined("none" if codec == "UNCOMPRESSED" else codec.lower() for codec in codecs)
+        compression = describe_codecs(column_chunks(self._reader.get().file, file, leaves))
         plain = self.engine == "pages" and compression == "none"
-        if plain:
-            reading = "in place: from the mapped file"
-        elif self.engine == "pages":
-            pages = self._reader.get().pages(0)
+        reading = "in place: from the mapped file" if plain else "by pyarrow, which decodes a row group per image"
+        if self.engine == "pages" and not plain:
+            pages = self._reader.get().pages(self, 0)
             sizes = np.diff(pages.first_rows).tolist() if isinstance(pages, EncodedPages) else [0]
             unit = "a page" if pages is None else f"a page of {images_in(sizes)}"
             reading = f"from the mapped file; {'each image' if max(sizes) == 1 else unit} is decompressed separately"
-        else:
-            reading = "by pyarrow, which decodes a row group per image"
-        stored = Stored(column.encoding, compression, groups(self._starts, "row group"), plain, reading)
+        stored = Stored(column.encoding, compression, groups(self.starts, "row group"), plain, reading)
         return stored if self.objects is None else by_ranges(stored)
 
     def chunk_codec(self) -> str | None:
@@ -220,8 +215,7 @@ class ParquetTable(StoredTable):
 
     def _open(self) -> pq.ParquetFile:
         if self.objects is None:
-            with self.guard:
-                # A second map, next to that of `_reader`, reads fewer cold pages.
+            with self.guard:  # A second map, next to that of `_reader`, reads fewer cold pages.
                 return pq.ParquetFile(pa.memory_map(str(self.path)), pre_buffer=False)
         file = self._reader.get().file
         assert isinstance(file, ObjectFile)
@@ -236,7 +230,7 @@ class ParquetTable(StoredTable):
         return opened
 
     def _open_reader(self) -> PageReader:
-        return PageReader(open_bytes(self.guard, self.objects), self._find_pages)
+        return PageReader(open_bytes(self.guard, self.objects))
 
     def close(self) -> None:
         self._file.close()
@@ -247,31 +241,27 @@ class ParquetTable(StoredTable):
         return bool(self._leaf.chunks) and self.objects is None  # Pyarrow would decode a row group in each thread.
 
     def read_images(self, rows: Sequence[int]) -> list[Array]:
-        parts = group_by_part(self._starts, rows)
         if not self._leaf.chunks:
-            return [image for number, of_group in parts for image in self._of_group(number, of_group)]
-        in_groups = [(number, [row - self._starts[number] for row in of_group]) for number, of_group in parts]
-        images: list[Array] = []
-        for (number, of_group), read in zip(parts, self._reader.get().read(in_groups), strict=True):
-            images += self._of_group(number, of_group) if read is None else read
+            parts = group_by_part(self.starts, rows)
+            return [image for number, of_group in parts for image in self.decode_group(number, of_group)]
+        reader = self._reader.get()
+        images = reader.read(self, rows)
         if self.objects is not None:
-            self._reader.get().file.clear_cache()
+            reader.file.clear_cache()
         return images
 
     def read_groups(self) -> Iterable[slice] | None:
         if self.objects is not None:
             return None
-        are_whole = [not self._leaf.chunks] * (len(self._starts) - 1)  # Pyarrow decodes whole row groups.
-        return split_groups(self._starts, are_whole, self.header.image_bytes, BLOCK_BYTES)
+        are_whole = [not self._leaf.chunks] * (len(self.starts) - 1)  # Pyarrow decodes whole row groups.
+        return split_groups(self.starts, are_whole, self.header.image_bytes, BLOCK_BYTES)
 
     def stream(self) -> Iterator[Block] | None:
-        if self.objects is None and self._leaf.chunks:
-            return self._reader.get().stream(self._starts, self._of_group)
-        return None
+        return self._reader.get().stream(self) if self.objects is None and self._leaf.chunks else None
 
     @property
     def mapping(self) -> MappedFile | None:
-        plain = self._leaf.chunks and self._leaf.codec is None and len(self._starts) <= _MOST_GROUPS
+        plain = self._leaf.chunks and self._leaf.codec is None and len(self.starts) <= _MOST_GROUPS
         file = self._reader.get().file if plain and self.objects is None else None
         return file if isinstance(file, MappedFile) else None
 
@@ -279,29 +269,28 @@ class ParquetTable(StoredTable):
         mapping = self.mapping
         if mapping is None or not is_uniform(self.header.shapes, self.header.dtypes):
             return None
-        arrays = self._reader.get().stacks(len(self._starts) - 1)
+        arrays = self._reader.get().stacks(self)
         if not arrays or self._leaf.num_pieces is None:
             return None
         layout = plain_layout(arrays[0].shape[1:], arrays[0].dtype, int(self._leaf.num_pieces[0]))
         return stack_images(arrays, layout, mapping.refuse_changed, partial(refuse_damaged, self))
 
-    def _find_pages(self, file: ByteSource, number: int) -> Pages:
-        rows, leaf = np.arange(self._starts[number], self._starts[number + 1]), self._leaf
+    def find_pages(self, file: ByteSource, number: int) -> Pages:
+        rows, leaf = np.arange(self.starts[number], self.starts[number + 1]), self._leaf
         assert leaf.num_pieces is not None
         return find_pages(file, leaf.chunks[number], self.header.expected(rows), leaf.num_pieces[rows], leaf.codec)
 
-    def _of_group(self, number: int, rows: Sequence[int]) -> list[Array]:
-        """Return images of one row group, which pyarrow decodes as a whole."""
+    def decode_group(self, number: int, rows: Sequence[int]) -> list[Array]:
         images: list[Array] = []
-        start = self._starts[number]
+        start = self.starts[number]
         for array in self._read_group(number, self.header.column.pixel_field):
-            in_array = rows[bisect.bisect_left(rows, start) : bisect.bisect_left(rows, start + len(array))]
+            stop = start + len(array)
+            in_array = rows[bisect.bisect_left(rows, start) : bisect.bisect_left(rows, stop)]
             if in_array:
-                block = self.header.block(self, array, np.arange(start, start + len(array)))
-                images.extend(
-                    block.images() if len(in_array) == len(array) else [block[row - start] for row in in_array]
-                )
-            start += len(array)
+                block = self.header.block(self, array, np.arange(start, stop))
+                is_whole = len(in_array) == len(array)
+                images.extend(block.images() if is_whole else [block[row - start] for row in in_array])
+            start = stop
         return images
 
     def _read_group(self, number: int, field: str) -> list[pa.Array]:
@@ -314,14 +303,12 @@ class ParquetTable(StoredTable):
         with file.lock, self.guard.reading():
             table = self._file.get().read_row_group(number, columns=paths, use_threads=False)
         arrays = as_arrays(table[column.name], field)
-        num_read, num_expected = sum(map(len, arrays)), self._starts[number + 1] - self._starts[number]
-        if num_read != num_expected:
-            raise _other_rows(self.path, num_read, num_expected, f"row group {number}")
+        refuse_other_rows(self.path, sum(map(len, arrays)), self.starts, number)
         return arrays
 
     def fetch(self, field: str, indices: Array) -> Iterator[pa.Array]:
-        for number, rows in group_by_part(self._starts, indices.tolist()):
-            positions = pa.array(np.array(rows) - self._starts[number])
+        for number, rows in group_by_part(self.starts, indices.tolist()):
+            positions = pa.array(np.array(rows) - self.starts[number])
             yield pa.concat_arrays(self._read_group(number, field)).take(positions)
 
 
@@ -342,19 +329,19 @@ def _find_chunks(file: pq.ParquetFile, leaf: int, column: ImageColumn, codec: st
     if lists and (codec is not None or chunk.field("pixels").type.value_type != pa.uint16()):
         return []
     stored = [file.metadata.row_group(number).column(leaf) for number in range(file.num_row_groups)]
-    codecs = {leaf_chunk.compression for leaf_chunk in stored}
-    elsewhere = any(leaf_chunk.file_path for leaf_chunk in stored) or all(
-        leaf_chunk.has_dictionary_page for leaf_chunk in stored
-    )
-    if elsewhere or not codecs <= {"UNCOMPRESSED", *CODECS}:
+    is_elsewhere = any(part.file_path for part in stored) or all(part.has_dictionary_page for part in stored)
+    if is_elsewhere or not {part.compression for part in stored} <= {"UNCOMPRESSED", *CODECS}:
         return []
-    return [pages_span(leaf_chunk, lists=lists) for leaf_chunk in stored]
+    return [pages_span(part, lists=lists) for part in stored]
 
 
-def _other_rows(path: Path, num_rows: int, expected: int, part: str) -> FormatError:
-    """Return the error for pages whose number of rows differs from the footer, which pyarrow does not check."""
-    problem = f"{part} has {num_rows:,} rows, but the footer states {expected:,}"
-    return FormatError(f"{path}: {problem}; the file is damaged, restore it")
+def refuse_other_rows(path: Path, num_rows: int, starts: Sequence[int], number: int | None = None) -> None:
+    """Raise `FormatError` unless a column, of one row group or all, has the rows of the footer; pyarrow does not."""
+    expected = starts[-1] if number is None else starts[number + 1] - starts[number]
+    if num_rows != expected:
+        part = "a column" if number is None else f"row group {number}"
+        problem = f"{part} has {num_rows:,} rows, but the footer states {expected:,}"
+        raise FormatError(f"{path}: {problem}; the file is damaged, restore it")
 
 
 def page_options(compression: str, table_schema: pa.Schema, pixels: Sequence[str]) -> dict[str, Any]:
@@ -376,8 +363,10 @@ def page_options(compression: str, table_schema: pa.Schema, pixels: Sequence[str
 
 
 def pages_span(stored: pq.ColumnChunkMetaData, *, lists: bool = False, levels: int = 2) -> ColumnChunk:
-    """Return the byte range of the pixel leaf of a row group; see `ColumnChunk`."""
+    """Return the byte range of a leaf of a row group, with its dictionary; see `ColumnChunk`."""
     start, codec = stored.data_page_offset, CODECS.get(stored.compression)
+    if stored.has_dictionary_page:
+        start = min(start, stored.dictionary_page_offset)
     return ColumnChunk(start, start + stored.total_compressed_size, stored.num_values, lists, codec, levels)
 
 
@@ -385,6 +374,16 @@ def is_encrypted(file: ByteSource, opened: pq.ParquetFile) -> bool:
     """Whether the file is encrypted: pyarrow 26 aborts when it is asked for the offset of an encrypted column."""
     footer_bytes = int.from_bytes(file.read_tail(_TAIL_BYTES)[:4], "little")
     return footer_bytes != int(opened.metadata.serialized_size)
+
+
+def column_chunks(source: ByteSource, file: pq.ParquetFile, leaves: Sequence[int]) -> list[pq.ColumnChunkMetaData]:
+    """Return the column chunks of leaves; none of an encrypted file."""
+    numbers = [] if is_encrypted(source, file) else range(file.num_row_groups)
+    return [file.metadata.row_group(number).column(leaf) for number in numbers for leaf in leaves]
+
+
+def describe_codecs(chunks: Iterable[pq.ColumnChunkMetaData]) -> str:
+    return joined(chunk.compression.lower().replace("uncompressed", "none") for chunk in chunks)
 
 
 def _ranges_of(metadata: pq.FileMetaData, names: Sequence[str]) -> list[ByteRange]:
@@ -398,9 +397,7 @@ def _ranges_of(metadata: pq.FileMetaData, names: Sequence[str]) -> list[ByteRang
             path = column.path_in_schema
             is_named = path in flat or path.startswith(nested)
             if is_named and not {"pixel_bytes", "pixels"} & set(path.split(".")):
-                start = column.dictionary_page_offset if column.has_dictionary_page else column.data_page_offset
-                start = min(start, column.data_page_offset)
-                ranges.append((start, start + column.total_compressed_size))
+                ranges.append(pages_span(column)[:2])
     return ranges
 
 

@@ -74,8 +74,7 @@ def test_their_dictionaries_are_cut_without_pyarrow(tmp_path, monkeypatch, compr
             write_batch_size=2,
         )
         with monkeypatch.context() as patch:
-            patch.setattr(ours.ChunkTable, "_of_group", None)
-            patch.setattr(ours.ChunkTable, "_read_group", None)
+            patch.setattr(ours.ChunkTable, "decode_group", None)
             check(open_images(path), images, [9, 0, 5, 5, 7])
 
 

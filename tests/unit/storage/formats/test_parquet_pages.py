@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from omearrow_ds import ArgumentError, DecodeError, FormatError, OMEArrowDSError, open_images
 from omearrow_ds.codec import schema
 from omearrow_ds.storage.formats import _codecs, parquet
-from omearrow_ds.storage.formats._parquet_headers import OtherPagesError, iter_data_pages
+from omearrow_ds.storage.formats._parquet_headers import iter_pages
+from omearrow_ds.storage.image_extents import OtherLayoutError
 from tests.conftest import needs
 from tests.support.errors import raises
 from tests.support.strategies import (
@@ -124,7 +125,7 @@ def test_a_compressed_image_is_a_page(stored, encoding):
     images = [image_of((1, 2, 1, 50, 60), "uint16", number) for number in range(10)]
     source = open_images(stored("parquet", images, encoding=encoding, compression="zstd"))
     assert all_same(source.take(range(10)), images)
-    assert source.images.table._reader.get().pages(0)._index.first_rows == [*range(11)]
+    assert source.images.table._reader.get()._pages[0].first_rows == [*range(11)]
 
 
 @encodings
@@ -314,7 +315,7 @@ def test_a_damaged_page_is_an_error_or_the_right_pixels(tmp_path, options, encod
     pq.write_table(table, path, use_dictionary=False, write_statistics=False, **options)
     content = path.read_bytes()
     chunk = pq.read_metadata(path).row_group(0).column(leaf_number(path, encoding))
-    (page,) = iter_data_pages(
+    (page,) = iter_pages(
         lambda start, stop: memoryview(content)[start:stop],
         chunk.data_page_offset,
         chunk.data_page_offset + chunk.total_compressed_size,
@@ -342,8 +343,8 @@ def test_a_damaged_page_is_an_error_or_the_right_pixels(tmp_path, options, encod
 def test_any_bytes_are_pages_or_an_error(content, compressed):
     try:
         read = lambda start, stop: memoryview(content)[start:stop]  # noqa: E731
-        pages = list(iter_data_pages(read, 0, len(content), compressed=compressed))
-    except OtherPagesError:
+        pages = list(iter_pages(read, 0, len(content), compressed=compressed))
+    except OtherLayoutError:
         return
     assert all(page.start <= page.stop <= len(content) for page in pages)
 
