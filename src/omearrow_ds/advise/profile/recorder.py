@@ -64,7 +64,7 @@ _FUNCTIONS = {
     """,
     "decode": """
         .codec.decode:ImageBlock.__init__,ImageBlock.__getitem__,ImageBlock.images,ImageBlock.stack
-        .storage.formats._lance_pages:PixelPages.image
+        .storage.formats._lance_pages:PixelPages.images
         .storage.formats._parquet_pages:EncodedPages.images
         .storage.formats._table:_cut
         .storage.formats._zarr_chunks:decode_chunk

@@ -49,15 +49,29 @@ _ZSTD_LENGTH_BYTES = 9  # header bytes before those that its length counts
 Client = dict[str, str] | None  # storage options of a server
 
 
-class WholeFile(NamedTuple):
-    """Name of a data file that has all columns of a fragment, the fragment's id, and the file column of each leaf."""
+class Places(NamedTuple):
+    """Start offset of the first header of each image in a file, and the size of the header before each chunk.
+
+    zstd-compressed images also have stop offsets.
+    """
+
+    starts: Array
+    header_bytes: int
+    stops: Array | None = None
+
+
+class DataFile(NamedTuple):
+    """A data file that has all columns of a fragment, the fragment's id, and the file column of each leaf."""
 
     name: str
     fragment: int
     columns: dict[str, int]
+    start: int = 0  # First image.
+    rows: int = 0
+    locations: Places | None = None  # None if they are unknown.
 
 
-def whole_files(dataset: lance.LanceDataset) -> list[WholeFile]:
+def whole_files(dataset: lance.LanceDataset) -> list[DataFile]:
     """Return the data file of each fragment; an empty list unless each file has a complete, unchanged fragment.
 
     It does not if rows were deleted, or columns were added, dropped or patched since; Lance can read such fragments.
@@ -73,7 +87,7 @@ def whole_files(dataset: lance.LanceDataset) -> list[WholeFile]:
             return []
         if list(file.fields) != list(leaves.values()) or getattr(file, "base_id", None) is not None:
             return []
-        files.append(WholeFile(file.path, fragment.fragment_id, dict(zip(leaves, file.column_indices, strict=True))))
+        files.append(DataFile(file.path, fragment.fragment_id, dict(zip(leaves, file.column_indices, strict=True))))
     return files
 
 
@@ -124,58 +138,31 @@ def take_rows(session: FragmentSession, rows: list[int]) -> list[pa.Array]:
     return as_arrays(session.take(rows).column(0), "chunks")  # type: ignore[no-untyped-call]
 
 
-class Places(NamedTuple):
-    """Start offset of the first header of each image in a file, and the size of the header before each chunk.
-
-    zstd-compressed images also have stop offsets.
-    """
-
-    starts: Array
-    header_bytes: int
-    stops: Array | None = None
-
-
 def find_places(mapped: Array, pages: Sequence[LancePageMetadata], size_bytes: Array, pieces: Array) -> Places | None:
     """Return the locations of images, given their sizes and numbers of chunks; None if the pages do not match these."""
     if len({re.sub(r"\d+", "", page.encoding) for page in pages}) != 1 or any(len(page.buffers) != 2 for page in pages):
         return None
-    if all(_is_zstd(page.encoding) for page in pages):
-        return _zstd_places(mapped, pages, len(size_bytes))
-    located: list[Places] = []
-    done = 0
+    # Each value of a page is a zstd frame, and none is null.
+    is_zstd = all(part in re.sub(r"\s", "", page.encoding) for page in pages for part in _ZSTD)
+    starts, stops, headers, done = [], [], set[int](), 0
     for values, offsets in (page.buffers for page in pages):
         stored = mapped[offsets.position : offsets.position + offsets.size]
-        page = _page_places(stored, values.size, size_bytes[done:], pieces[done:])
-        if page is None or values.position + values.size > len(mapped):
+        for bounds in _offsets(stored, values.size, len(size_bytes) - done):
+            rows = slice(done, done + len(bounds) - 1)
+            header = _header_bytes(np.diff(bounds), size_bytes[rows], pieces[rows], is_zstd=is_zstd)
+            if header is not None:
+                break
+        else:
             return None
-        located.append(Places(page.starts + values.position, page.header_bytes))
-        done += len(page.starts)
-    if done != len(size_bytes) or len({page.header_bytes for page in located}) != 1:
-        return None
-    return Places(np.concatenate([page.starts for page in located]), located[0].header_bytes)
-
-
-def _is_zstd(encoding: str) -> bool:
-    """Whether each value of a page is a zstd frame, and none is null."""
-    text = re.sub(r"\s", "", encoding)
-    return all(part in text for part in _ZSTD)
-
-
-def _zstd_places(mapped: Array, pages: Sequence[LancePageMetadata], rows: int) -> Places | None:
-    """Return start and stop offsets of the rows of compressed pages, if their stored offsets are in order."""
-    starts, stops = [], []
-    for values, offsets in (page.buffers for page in pages):
-        stored = mapped[offsets.position : offsets.position + offsets.size]
-        in_order = (each for each in _offsets(stored, values.size, rows) if (np.diff(each) > _ZSTD_HEADER.size).all())
-        bounds = next(in_order, None)
-        if bounds is None or values.position + values.size > len(mapped):
+        if values.position + values.size > len(mapped):
             return None
         starts.append(bounds[:-1] + values.position)
         stops.append(bounds[1:] + values.position)
-        rows -= len(bounds) - 1
-    if rows:
+        headers.add(header)
+        done = rows.stop
+    if done != len(size_bytes) or len(headers) != 1:
         return None
-    return Places(np.concatenate(starts), _ZSTD_HEADER.size, np.concatenate(stops))
+    return Places(np.concatenate(starts), headers.pop(), np.concatenate(stops) if is_zstd else None)
 
 
 def _offsets(stored: Array, page_bytes: int, most_rows: int) -> Iterator[Array]:
@@ -187,16 +174,14 @@ def _offsets(stored: Array, page_bytes: int, most_rows: int) -> Iterator[Array]:
                 yield bounds
 
 
-def _page_places(stored: Array, page_bytes: int, size_bytes: Array, pieces: Array) -> Places | None:
-    """Return the row offsets within one page, if they match the sizes of the next images."""
-    for bounds in _offsets(stored, page_bytes, len(size_bytes)):
-        # The distance of two row starts is the image size plus a header per chunk, all of one known size. Other
-        # pages leave a remainder.
-        count = len(bounds) - 1
-        headers, rest = np.divmod(bounds[1:] - bounds[:-1] - size_bytes[:count], pieces[:count])
-        if headers[0] in _HEADER_BYTES and (headers == headers[0]).all() and not rest.any():
-            return Places(bounds[:-1], int(headers[0]))
-    return None
+def _header_bytes(row_bytes: Array, size_bytes: Array, pieces: Array, *, is_zstd: bool) -> int | None:
+    """Return the size of the header before each chunk, given the sizes of rows; None if these do not match."""
+    if is_zstd:
+        return _ZSTD_HEADER.size if (row_bytes > _ZSTD_HEADER.size).all() else None
+    # The size of a row is the image size plus a header per chunk, all of one known size. Other pages leave a remainder.
+    headers, rest = np.divmod(row_bytes - size_bytes, pieces)
+    matches = headers[0] in _HEADER_BYTES and (headers == headers[0]).all() and not rest.any()
+    return int(headers[0]) if matches else None
 
 
 class PixelPages:
@@ -205,33 +190,23 @@ class PixelPages:
     ``kinds`` are shape and native dtype of each image of the dataset; ``start`` is the first image of the file.
     """
 
-    def __init__(self, path: Path, extents: Places, kinds: Sequence[Kind], start: int) -> None:
+    def __init__(self, path: Path, locations: Places, kinds: Sequence[Kind], start: int) -> None:
         self.mapping = MappedFile(path)
         self._path, self._kinds, self._start = path, kinds, start
-        self._starts, header_bytes, self._stops = extents
+        self._starts, header_bytes, self._stops = locations
         layouts = [_layout(kind, header_bytes) for kind in kinds[start : start + len(self._starts)]]
         self._extents = ImageExtents(self._starts + header_bytes, layouts) if self._stops is None else None
 
-    def image(self, row: int) -> Array | None:
-        """Return one image as a view of the mapped file, or None if the bytes before a chunk are unexpected.
+    def images(self, rows: Sequence[int]) -> list[Array]:
+        """Return images as views of the file, or decompressed ones.
 
-        Raises `DecodeError` for a damaged compressed image; uncompressed pixels have no checksum.
+        Raises `OtherLayoutError` if the bytes before a chunk are unexpected, and `DecodeError` for a damaged compressed
+        image; uncompressed pixels have no checksum.
         """
-        if self._extents is None:
-            self.mapping.refuse_changed()
-            return self._decompressed(row)
-        images = self.images([row])
-        return None if images is None else images[0]
-
-    def images(self, rows: Sequence[int]) -> list[Array] | None:
-        """Return images as views of the file; None if they are compressed, or bytes before a chunk are unexpected."""
-        if self._extents is None:
-            return None
         self.mapping.refuse_changed()
-        try:
-            return self._extents.images(rows, self.mapping.read_ranges(self._extents.ranges(rows)))
-        except OtherLayoutError:
-            return None
+        if self._extents is None:
+            return list(map(self._decompressed, rows))
+        return self._extents.images(rows, self.mapping.read_ranges(self._extents.ranges(rows)))
 
     def stack(self, first: int, count: int) -> Array | None:
         """Return consecutive images as one view (n, T, C, Z, Y, X); None if they differ in shape, dtype or distance."""
@@ -250,11 +225,10 @@ class PixelPages:
 
         The bytes before each chunk are compared at the first use of an image; ``refuse`` raises the error.
         """
-        count = len(self._starts)
-        if self._extents is None or not count:
+        if self._extents is None:
             return None
         self.mapping.refuse_changed()
-        arrays = self._extents.stacks(self.mapping.data, 0, count)
+        arrays = self._extents.stacks(self.mapping.data, 0, len(self._starts))
         if arrays is None or len(arrays) > _MAX_STACKS:
             return None
         return stack_images(arrays, self._extents.layouts[0], self.mapping.refuse_changed, refuse)

@@ -12,10 +12,9 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import lance
 import numpy as np
@@ -38,9 +37,8 @@ from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._lance_pages import (
     Client,
+    DataFile,
     PixelPages,
-    Places,
-    WholeFile,
     find_places,
     open_file,
     open_session,
@@ -59,6 +57,7 @@ from omearrow_ds.storage.formats._table import (
     unnest,
 )
 from omearrow_ds.storage.formats._urls import Found, ObjectReader, as_parsed
+from omearrow_ds.storage.image_extents import OtherLayoutError
 
 _BLOCK_BYTES = 2 * 2**20
 _FILES_LIMIT = 64
@@ -97,16 +96,6 @@ def _marked(field: pa.Field, path: Sequence[str], metadata: dict[str, str]) -> p
         return field.with_type(pa.list_(_marked(item, (item.name, *path[1:]), metadata)))
     fields = [_marked(child, path[1:], metadata) if child.name == path[1] else child for child in field.type]
     return field.with_type(pa.struct(fields))
-
-
-class _DataFile(NamedTuple):
-    """A data file: its name, fragment, first image and number of images, and the image locations if known."""
-
-    name: str
-    fragment: int
-    start: int
-    rows: int
-    locations: Places | None
 
 
 def _explain(
@@ -220,19 +209,18 @@ class LanceTable(StoredTable):
         return len(sizes_bytes), sum(sizes_bytes)
 
     def layout(self) -> Stored:
-        stored = self._again(self._local_layout)
-        if self.objects is None:
-            return stored
-        return replace(stored, reading="by Lance, by row number, from a dataset on a server")
+        return self._again(self._describe)
 
-    def _local_layout(self) -> Stored:
+    def _describe(self) -> Stored:
         dataset = self._dataset.get()
         with self.guard.reading():
             rows = [fragment.count_rows() for fragment in dataset.get_fragments()]
             starts = [0, *np.cumsum(rows).tolist()]
             compression = self._compression(dataset, starts)
         plain = self.engine == "pages" and compression == "none"
-        if plain:
+        if self.objects is not None:
+            reading = "by Lance, by row number, from a dataset on a server"
+        elif plain:
             reading = "in place: from the mapped files"
         elif self.engine == "pages":
             reading = "from the mapped files; each image is decompressed separately"
@@ -256,7 +244,7 @@ class LanceTable(StoredTable):
         ours = bool(self._files) and self._has_mark
         return ours and large and len(self.header.image_ids) > 1 and compression == "none" and self.engine != engine
 
-    def _find_files(self, dataset: lance.LanceDataset) -> list[_DataFile]:
+    def _find_files(self, dataset: lance.LanceDataset) -> list[DataFile]:
         """Return the data files if each holds a whole fragment and all images are plainly stored; else []."""
         leaf, others = self.header.leaf_fields()
         files = [] if leaf is None else whole_files(dataset)
@@ -284,34 +272,35 @@ class LanceTable(StoredTable):
         starts = np.cumsum([0, *map(len, stored)]).tolist()
         return list(map(self._file, files, starts, stored, readers))
 
-    def _file(self, file: WholeFile, start: int, chunks: pa.Array, reader: LanceFileReader) -> _DataFile:
+    def _file(self, file: DataFile, start: int, chunks: pa.Array, reader: LanceFileReader) -> DataFile:
         """Return a data file, with the locations of its images if it stores them uncompressed, or each with zstd."""
-        rows = slice(start, start + len(chunks))
-        plain = _DataFile(file.name, file.fragment, start, len(chunks), None)
+        rows, file = slice(start, start + len(chunks)), file._replace(start=start, rows=len(chunks))
         starts, stops, _ = list_bounds(chunks, f"{self.path}: chunks")
         pieces = stops - starts
         one_each = pieces.all() and (pieces == self.header.shapes[rows, :2].prod(axis=1)).all()  # a null image has none
         of_bytes = self._leaf.endswith(".pixel_bytes")
         if self._engine == "lance" or not self.header.is_native or not one_each or not of_bytes:
-            return plain
+            return file
         pages = reader.metadata().columns[file.columns[self._leaf]].pages
         path = self.path / "data" / file.name
         mapping = MappedFile(path)
         with mapping.read_at_random():  # The offsets of each page follow its values.
-            extents = find_places(np.frombuffer(mapping.file, np.uint8), pages, self.header.image_bytes[rows], pieces)
-        if extents is None:
-            return plain
-        pixels = PixelPages(path, extents, self.header.kinds, start)
+            locations = find_places(mapping.data, pages, self.header.image_bytes[rows], pieces)
+        if locations is None:
+            return file
+        pixels = PixelPages(path, locations, self.header.kinds, start)
         for row in sorted({0, len(chunks) // 2, len(chunks) - 1}):
             try:
-                image = pixels.image(row)
+                (image,) = pixels.images([row])
             except DecodeError:  # damaged, or of another layout than stated: the next row decides
                 continue
+            except OtherLayoutError:
+                break
             (lists,) = take_rows(self._open_session(file.fragment), [row])
             (expected,) = self.header.decode(self, lists, np.array([start + row]))
-            same = image is not None and np.array_equal(image.view(np.uint8), expected.view(np.uint8))
-            return plain._replace(locations=extents) if same else plain
-        return plain
+            same = np.array_equal(image.view(np.uint8), expected.view(np.uint8))
+            return file._replace(locations=locations) if same else file
+        return file
 
     def _open_session(self, fragment: int) -> FragmentSession:
         return open_session(self._dataset.get(), fragment, [self._leaf])
@@ -366,14 +355,16 @@ class LanceTable(StoredTable):
         session = vars(self._sessions.get())[str(number)] = self._again(read)
         return session
 
-    def _pages(self, number: int) -> PixelPages | None:
-        """Return this process's mapped pages of one data file, if its images can be read from them."""
-        file, mapped = self._files[number], self._mapped.get()
-        if number not in mapped and file.locations is not None:
+    def _pages(self, number: int) -> PixelPages:
+        """Return this process's mapped pages of one data file, whose images can be read from them."""
+        mapped = self._mapped.get()
+        if number not in mapped:
+            file = self._files[number]
+            assert file.locations is not None
             with self.guard:
                 path = self.path / "data" / file.name
                 mapped[number] = PixelPages(path, file.locations, self.header.kinds, file.start)
-        return mapped.get(number)
+        return mapped[number]
 
     def read_images(self, rows: Sequence[int]) -> list[Array]:
         if self.engine != "pages":
@@ -381,29 +372,20 @@ class LanceTable(StoredTable):
         images: list[Array] = []
         for number, in_file in group_by_part(self._starts, rows):
             pages, start = self._mapped.get().get(number) or self._pages(number), self._starts[number]
-            of_file = None if pages is None else pages.images([row - start for row in in_file])
-            images += self._one_by_one(pages, in_file, start) if of_file is None else of_file
+            try:
+                images += pages.images([row - start for row in in_file])
+            except OtherLayoutError:
+                images += super().read_images(in_file)
         return images
-
-    def _one_by_one(self, pages: PixelPages | None, rows: Sequence[int], start: int) -> list[Array]:
-        """Return images of a data file; Lance reads those that its pages do not contain as expected."""
-        images = [None if pages is None else pages.image(row - start) for row in rows]
-        return [
-            super(LanceTable, self).read_images([row])[0] if image is None else image
-            for row, image in zip(rows, images, strict=True)
-        ]
 
     @property
     def mapping(self) -> MappedFile | None:
-        pages = self._pages(0) if self.engine == "pages" and len(self._files) == 1 else None
-        return None if pages is None else pages.mapping
+        return self._pages(0).mapping if self.engine == "pages" and len(self._files) == 1 else None
 
     def mapped_stacks(self) -> Stacks | None:
         if self.mapping is None or not is_uniform(self.header.shapes, self.header.dtypes):
             return None
-        pages = self._pages(0)
-        stacks = None if pages is None else pages.mapped_stacks(partial(refuse_damaged, self))
-        return stacks if stacks is not None and len(stacks) == len(self.header.image_ids) else None
+        return self._pages(0).mapped_stacks(partial(refuse_damaged, self))
 
     def read_groups(self) -> Iterable[slice]:
         return split_by_bytes(self.header.image_bytes, _BLOCK_BYTES if self.objects is None else BLOCK_BYTES)
@@ -416,9 +398,8 @@ class LanceTable(StoredTable):
         step = max(1, int(_BLOCK_BYTES * len(sizes_bytes) // max(1.0, sizes_bytes.sum(dtype=float))))
         for number, file in enumerate(self._files):
             for first in range(0, file.rows, step):
-                count, pages = min(step, file.rows - first), self._pages(number)
-                stack = None if pages is None else pages.stack(first, count)
-                start = file.start + first
+                count, start = min(step, file.rows - first), file.start + first
+                stack = self._pages(number).stack(first, count)
                 yield start, self.read_images(range(start, start + count)) if stack is None else stack
 
     def fetch(self, field: str, indices: Array, *, is_repeated: bool = False) -> list[pa.Array]:

@@ -10,6 +10,7 @@ import pytest
 
 from omearrow_ds import ArgumentError, DecodeError, FormatError, open_images
 from omearrow_ds.codec.schema import image_struct
+from omearrow_ds.storage.image_extents import OtherLayoutError
 from tests.support.errors import raises, warns
 from tests.support.sources import check
 from tests.support.strategies import byte_chunk, image_of, images_of, record_of, retyped, same
@@ -147,8 +148,8 @@ def test_lance_chunks_along_z_are_left_to_lance(stored, tmp_path):
 def test_lance_pages_that_lance_reads_otherwise_are_left_to_it(stored, monkeypatch):
     images = images_of(MANY)
     path = stored("lance", images)
-    cut = lance_format.PixelPages.image
-    monkeypatch.setattr(lance_format.PixelPages, "image", lambda self, row: cut(self, row) ^ 1)
+    cut = lance_format.PixelPages.images
+    monkeypatch.setattr(lance_format.PixelPages, "images", lambda self, rows: [image ^ 1 for image in cut(self, rows)])
     source = open_images(path)
     assert source.images.table.engine == "lance"
     check(source, images, [7, 0, 39])
@@ -177,7 +178,8 @@ def test_a_lance_value_with_another_header_is_not_cut(stored, offset):
     data = bytearray(file.read_bytes())
     data[start + offset] ^= 1
     file.write_bytes(data)
-    assert source.images.table._pages(0).image(7) is None
+    with pytest.raises(OtherLayoutError):
+        source.images.table._pages(0).images([7])
     assert source.images.table._pages(0).stack(5, 5) is None
     assert same(source.read(8), images[8])
 
