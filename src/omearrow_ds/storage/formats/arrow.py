@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import itertools
 import mmap
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from numpy.lib.array_utils import byte_bounds
 
 from omearrow_ds.codec.decode import ImageBlock
-from omearrow_ds.errors import DecodeError
+from omearrow_ds.errors import DecodeError, FormatError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.byte_source import ByteRange, MappedFile, ObjectFile
-from omearrow_ds.storage.formats._arrow_layout import ArrowLayout, UnplacedError, flat_field, flat_offset, layout_of
 from omearrow_ds.storage.formats._base import Array, Block, group_by_part, is_uniform
 from omearrow_ds.storage.formats._detect import refuse_other
 from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
-from omearrow_ds.storage.formats._image_columns import ImageColumn
+from omearrow_ds.storage.formats._image_columns import ImageColumn, image_columns
 from omearrow_ds.storage.formats._stored import Stored, groups
 from omearrow_ds.storage.formats._table import CopiedFile, StoredTable, TableImages, TableOptions, by_ranges, open_bytes
 
@@ -44,6 +45,11 @@ _START = 8  # the magic number, padded
 _LARGE_READ_AHEAD_BYTES = 2**20
 _UNRESERVED = getattr(mmap, "MAP_NORESERVE", 0)
 _Images: TypeAlias = ImageBlock | Array
+_FOOTER_BYTES = 2**16  # size that covers most footers
+_END_BYTES = 10  # the footer's length and the magic number
+_MARK = b"ARROW1"
+_DICTIONARIES, _BATCHES = 2, 3  # fields of a footer
+_BLOCK = struct.Struct("<qi4xq")  # Start, bytes of the header, and bytes of the body of a message.
 
 
 @dataclass
@@ -72,11 +78,11 @@ class _OpenArrowFile:
         for message in pa.ipc.MessageReader.open_stream(self.mapped.slice(_START)):
             if message.type == "record batch":
                 data = bytes(message.metadata)
-                header = flat_field(data, flat_offset(data, 0), 2)
-                compression = None if header is None else flat_field(data, flat_offset(data, header), 3)
+                header = _flat_field(data, _flat_offset(data, 0), 2)
+                compression = None if header is None else _flat_field(data, _flat_offset(data, header), 3)
                 if compression is None:
                     return "none"
-                codec = flat_field(data, flat_offset(data, compression), 0)
+                codec = _flat_field(data, _flat_offset(data, compression), 0)
                 return _CODECS[0 if codec is None else data[codec]]
         return "none"
 
@@ -94,7 +100,7 @@ class ArrowTable(StoredTable):
     All bytes of an object except pixels are fetched at opening, and copied to their file offsets in anonymous memory of
     its size; only written pages are allocated. Images are views of that memory, and their offsets give the ranges to
     fetch. Record batches whose images are not plainly stored are fetched whole, and the last one is cached. An object
-    is fetched whole, into the cache, if its record batches are compressed, or have columns of an unsupported type.
+    is fetched whole, into the cache, if its record batches are compressed.
     """
 
     errors = ERRORS
@@ -106,8 +112,7 @@ class ArrowTable(StoredTable):
         self.schema = self._file.get().reader.schema
 
     def read_header(self, column: ImageColumn, names: Sequence[str], *, look: bool) -> tuple[pa.Table, pa.Table]:
-        fields = ["id", "pixels_meta"] if look else column.info_fields
-        fields = [name for name in fields if name in column.fields]
+        fields = [name for name in ("id", "pixels_meta") if name in column.fields] if look else column.info_fields
         infos, columns = [], []
         self._header_columns = [column.name, *names]
         for batch in self._batches(self._header_columns):
@@ -115,8 +120,8 @@ class ArrowTable(StoredTable):
             columns.append(batch.select(list(names)))
         self._starts = list(itertools.accumulate(map(len, infos), initial=0))
         self._file.get().valid_batches.update(range(len(infos)))
-        early = _copied_table(columns, pa.schema(map(self.schema.field, names)))
-        return _concatenated(infos, column, fields), early
+        early = _copied_table(columns, map(self.schema.field, names))
+        return _copied_table(infos, map(column.type.field, fields)), early
 
     def locate(self) -> None:
         """Do nothing: images of a record batch are located at its first use."""
@@ -133,12 +138,12 @@ class ArrowTable(StoredTable):
 
     def read_columns(self, names: list[str]) -> pa.Table:
         with self.guard.reading():
-            return _copied_table(list(self._batches(names)), pa.schema(map(self.schema.field, names)))
+            return _copied_table(list(self._batches(names)), map(self.schema.field, names))
 
     def read_info(self, column: ImageColumn) -> pa.Table:
         with self.guard.reading():
             infos = [_info(batch, column, column.info_fields) for batch in self._batches([column.name])]
-        return _concatenated(infos, column, column.info_fields)
+        return _copied_table(infos, map(column.type.field, column.info_fields))
 
     def _batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield validated record batches of some columns, in the order of ``names``, because Arrow trusts the file."""
@@ -159,12 +164,13 @@ class ArrowTable(StoredTable):
             file = self._bytes.get()
             assert isinstance(file, ObjectFile)
             refuse_other(self.path, bytes(file.read_ranges([(0, min(_START, file.size_bytes))])[0]))
-            try:
-                memory = _ObjectMemory(file, layout_of(file, self.path))
-            except UnplacedError:
+            memory = _ObjectMemory(file, self.path)
+            opened = _OpenArrowFile.of(memory)
+            if opened.compression != "none":
                 return _OpenArrowFile.of(CopiedFile(self.guard, self.objects))
+            memory.fetch_columns(opened.reader)
             file.clear_cache()
-            return _OpenArrowFile.of(memory)
+            return opened
 
     @property
     def _memory(self) -> _ObjectMemory | None:
@@ -310,39 +316,52 @@ class ArrowTable(StoredTable):
 open_collection = partial(TableImages, "arrow", ArrowTable)
 
 
-def _info(batch: pa.RecordBatch, column: ImageColumn, names: Sequence[str]) -> pa.Table:
+def _info(batch: pa.RecordBatch, column: ImageColumn, names: Sequence[str]) -> pa.RecordBatch:
     """Return fields of an image column, without pixels."""
-    flat = dict(zip(column.fields, batch.column(column.name).flatten(), strict=True))
-    return pa.table({name: _copied(flat[name]) for name in names})
+    return pa.RecordBatch.from_struct_array(batch.column(column.name)).select(list(names))
 
 
-def _concatenated(infos: Sequence[pa.Table], column: ImageColumn, names: Sequence[str]) -> pa.Table:
-    empty = pa.table({name: pa.nulls(0, column.type.field(name).type) for name in names})
-    return pa.concat_tables([empty, *infos]).combine_chunks()
-
-
-def _copied_table(batches: Sequence[pa.RecordBatch], table_schema: pa.Schema) -> pa.Table:
+def _copied_table(batches: Sequence[pa.RecordBatch], fields: Iterable[pa.Field]) -> pa.Table:
     """Return record batches as a copy, which does not keep the file mapped."""
-    empty = pa.Table.from_batches([], table_schema)  # With it, a single batch is copied as well.
-    return pa.concat_tables([empty, pa.Table.from_batches(batches, table_schema)]).combine_chunks()
+    empty = pa.schema(fields).empty_table()  # With it, a single batch is copied as well.
+    return pa.concat_tables([empty, pa.Table.from_batches(batches, empty.schema)]).combine_chunks()
 
 
-def _copied(array: pa.Array) -> pa.Array:
-    """Return a copy of ``array``, so that the header does not keep the mapping open."""
-    return pa.concat_arrays([array, array.slice(0, 0)])
+def _pixel_buffers(images: pa.StructArray) -> Iterator[pa.Buffer | None]:
+    """Yield the buffers with the pixels of an image column, in its chunks and planes."""
+    for number in range(images.type.num_fields):
+        items: Any = getattr(images.field(number), "values", None)
+        names = items.type.names if isinstance(items, pa.StructArray) else []
+        yield from (items.field(name).buffers()[-1] for name in ("pixel_bytes", "pixels") if name in names)
 
 
 class _ObjectMemory:
     """Memory of the size of an object, in which fetched ranges are stored at their file offsets.
 
-    Pixels are fetched on request, all other bytes now. ``fetched_batch`` is the record batch whose pixels are fetched,
-    or -1.
+    Pixels are fetched on request. ``fetched_batch`` is the record batch whose pixels are fetched, or -1.
     """
 
-    def __init__(self, file: ObjectFile, layout: ArrowLayout) -> None:
-        self.object, self._pixels, self.fetched_batch = file, layout.pixels, -1
+    def __init__(self, file: ObjectFile, path: Path) -> None:
+        self.object, self.fetched_batch = file, -1
         self.file = mmap.mmap(-1, file.size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _UNRESERVED)
-        self._fill(layout.others)
+        self._pixels: list[list[ByteRange]] = []  # Byte ranges of the pixels of each record batch.
+        self._fill(_find_messages(file, path))
+
+    def fetch_columns(self, reader: pa.ipc.RecordBatchFileReader) -> None:
+        """Fetch the bytes of all record batches except pixels; Arrow states their offsets without reading them."""
+        images, origin = image_columns(reader.schema), pa.py_buffer(self.file).address
+        others: list[ByteRange] = []
+        for number in range(reader.num_record_batches):
+            batch = reader.get_batch(number)
+            buffers = chain.from_iterable(column.buffers() for column in batch.columns)
+            pixels = chain.from_iterable(_pixel_buffers(batch.column(name)) for name in images)
+            ranges, of_pixels = (
+                {(buffer.address - origin, buffer.address - origin + buffer.size) for buffer in group if buffer}
+                for group in (buffers, pixels)
+            )
+            self._pixels.append(sorted(of_pixels))
+            others += sorted(ranges - of_pixels)
+        self._fill(others)
 
     def refuse_changed(self, num_files: int = 1) -> None:
         """Do nothing: each request compares size and ETag of the object."""
@@ -376,3 +395,50 @@ class _ObjectMemory:
         self.fetched_batch = -1
         self._fill(self._pixels[number])
         self.fetched_batch = number
+
+
+def _find_messages(file: ObjectFile, path: Path) -> list[ByteRange]:
+    """Return the byte ranges of all bytes except bodies of record batches.
+
+    Raises `FormatError` if the footer is missing, or requires more bytes.
+    """
+    end = bytes(file.read_tail(_FOOTER_BYTES)[-_END_BYTES:])
+    if end[4:] != _MARK:
+        problem = "the end of an Arrow IPC file is missing"
+        raise FormatError(f"{path}: {problem}; the file is incomplete or has another format, restore it")
+    footer_bytes = int.from_bytes(end[:4], "little")
+    footer = bytes(file.read_tail(footer_bytes + _END_BYTES)[:footer_bytes])
+    dictionaries, batches = (_blocks(footer, field) for field in (_DICTIONARIES, _BATCHES))
+    ranges = [(0, min((start for start, _, _ in dictionaries + batches), default=file.size_bytes))]
+    ranges += [(start, start + header + body) for start, header, body in dictionaries]
+    ranges += [(start, start + header) for start, header, _ in batches]
+    ranges.append((file.size_bytes - footer_bytes - _END_BYTES, file.size_bytes))
+    bodies = [(start + header, start + header + body) for start, header, body in batches]
+    if any(not 0 <= start <= stop <= file.size_bytes for start, stop in ranges + bodies):
+        problem = f"{file.size_bytes:,} bytes are fewer than the footer requires"
+        raise FormatError(f"{path}: {problem}; the file is truncated, restore it")
+    return ranges
+
+
+def _blocks(footer: bytes, field: int) -> list[tuple[int, ...]]:
+    field_start = _flat_field(footer, _flat_offset(footer, 0), field)
+    if field_start is None:
+        return []
+    vector = _flat_offset(footer, field_start)
+    (count,) = struct.unpack_from("<I", footer, vector)
+    return [_BLOCK.unpack_from(footer, vector + 4 + _BLOCK.size * number) for number in range(count)]
+
+
+def _flat_offset(data: bytes, position: int) -> int:
+    """Return the target of the offset stored at a position of a flat buffer."""
+    return position + int(struct.unpack_from("<I", data, position)[0])
+
+
+def _flat_field(data: bytes, table: int, number: int) -> int | None:
+    """Return the position of field ``number`` of a FlatBuffers table, or None if the field is missing."""
+    entries = table - struct.unpack_from("<i", data, table)[0]
+    entry = 4 + 2 * number
+    if entry >= struct.unpack_from("<H", data, entries)[0]:
+        return None
+    offset = int(struct.unpack_from("<H", data, entries + entry)[0])
+    return table + offset if offset else None
