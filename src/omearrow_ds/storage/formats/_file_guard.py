@@ -34,12 +34,7 @@ class FileGuard:
     fingerprint: Fingerprint | None = None  # State of the files when they were opened first.
 
     def __init__(
-        self,
-        path: Path,
-        label: str = "",
-        errors: tuple[type[Exception], ...] = (),
-        *,
-        tracked: Path | None = None,
+        self, path: Path, label: str = "", errors: tuple[type[Exception], ...] = (), *, tracked: Path | None = None
     ) -> None:
         self.path, self.label, self._errors = path, label, errors
         self._tracked = None if isinstance(path, Url) else str(tracked or path)

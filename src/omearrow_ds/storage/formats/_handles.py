@@ -26,9 +26,8 @@ class ProcessLocal(Generic[Handle]):
     _owner: tuple[int, Handle] | None = None  # also set on the class: Ctrl-C may come before an instance has its own
 
     def __init__(self, opener: Callable[[], Handle]) -> None:
-        is_method = inspect.ismethod(opener)
-        self._opener: weakref.WeakMethod[Callable[[], Handle]] | Callable[[], Handle]
-        self._opener = weakref.WeakMethod(opener) if is_method else opener
+        self._get_opener: Callable[[], Callable[[], Handle] | None]
+        self._get_opener = weakref.WeakMethod(opener) if inspect.ismethod(opener) else lambda: opener
 
     def get(self) -> Handle:
         """Return this process's handle, and open it at the first use."""
@@ -37,7 +36,7 @@ class ProcessLocal(Generic[Handle]):
             return owner[1]
         if owner is not None:
             _keep_for_ever(owner)
-        opener = self._opener() if isinstance(self._opener, weakref.WeakMethod) else self._opener
+        opener = self._get_opener()
         if opener is None:
             raise ReferenceError("the owner of the handle was deleted")
         handle = opener()

@@ -47,12 +47,6 @@ class ImageColumn:
         return [name for name in self.fields if name not in _UNREAD_FIELDS]
 
     @property
-    def told_fields(self) -> list[str]:
-        """Dotted paths, within the struct, of the fields with the id, shape and dtype."""
-        names = ["id"] if "id" in self.fields else []
-        return [*names, *(f"pixels_meta.{name}" for name in PIXELS_META)]
-
-    @property
     def pixel_field(self) -> str:
         """Name of the field whose pixels are read first: ``chunks`` if present, else ``planes``."""
         return next(name for name in _PIXEL_FIELDS if name in self.fields)
@@ -161,32 +155,25 @@ def kinds_of(info: pa.Table, subject: str) -> Kinds:
         sizes = [pa.concat_arrays([field.cast(pa.int64(), safe=False) for field in sizes])]
     shapes = np.concatenate(list(map(whole_numbers, sizes))).reshape(len(PIXELS_META) - 1, -1).T.copy()
     shapes[null] = 0
-    impossible = (shapes <= 0).any(axis=1) & ~null
-    if impossible.any():
-        bad = int(impossible.argmax())
-        shape = shapes[bad].tolist()
-        raise FormatError(
-            f"{subject}: image {bad} has the shape {shape}, expected positive integers; correct pixels_meta"
-        )
-    pixels = shapes.astype(float).prod(axis=1)
-    if (pixels >= _PIXELS_LIMIT).any():
-        bad = int(pixels.argmax())
-        raise FormatError(
-            f"{subject}: image {bad} has the shape {shapes[bad].tolist()}, 2**59 pixels or more; correct pixels_meta"
-        )
+    is_large = shapes.astype(float).prod(axis=1) >= _PIXELS_LIMIT
+    for is_bad, problem in (
+        ((shapes <= 0).any(axis=1) & ~null, "expected positive integers"),
+        (is_large, "2**59 pixels or more"),
+    ):
+        if is_bad.any():
+            shape = f"image {is_bad.argmax()} has the shape {shapes[is_bad.argmax()].tolist()}"
+            raise FormatError(f"{subject}: {shape}, {problem}; correct pixels_meta")
     return Kinds(shapes, _dtypes(names, null, subject), null)
 
 
 def _dtypes(names: pa.Array, null: Array, subject: str) -> list[np.dtype[Any]]:
     if not is_text(names.type):
-        raise FormatError(
-            f"{subject}: pixels_meta.type is {names.type}, expected a string; write dtypes such as 'uint16'"
-        )
+        problem = f"pixels_meta.type is {names.type}, expected a string"
+        raise FormatError(f"{subject}: {problem}; write dtypes such as 'uint16'")
     missing = flags(names.is_null()) & ~null
     if missing.any():
-        raise FormatError(
-            f"{subject}: image {missing.argmax()}: pixels_meta.type is null, expected a dtype; correct it"
-        )
+        problem = f"image {missing.argmax()}: pixels_meta.type is null, expected a dtype"
+        raise FormatError(f"{subject}: {problem}; correct it")
     encoded = names.cast(pa.string()).dictionary_encode(null_encoding="encode")
     codes = np.where(null, -1, numbers(encoded.indices))
     dtypes = {}

@@ -113,9 +113,8 @@ def _index(axis: str, size: int, pick: Any, channel_names: ReadNames, subject: s
     except TypeError:
         raise AxesError(f"{subject}: {pick!r} is not an index of {axis}; pass integers or a slice") from None
     if isinstance(pick, bool) or not -size <= index < size:
-        raise SelectError(
-            f"{subject}: {pick!r} is out of range for {axis} of length {size}; pass an index below {size}"
-        )
+        problem = f"{pick!r} is out of range for {axis} of length {size}"
+        raise SelectError(f"{subject}: {problem}; pass an index below {size}")
     return index % size
 
 

@@ -81,9 +81,8 @@ def refuse_mixed_pages(series: tifffile.TiffPageSeries, path: Path) -> None:
     """Raise `FormatError` if planes differ in storage layout: tifffile would read all of them like the first."""
     planes = [page for page in series if page is not None and not page.is_virtual]
     if len(planes) > 1 and len({page.aspage().hash for page in planes}) > 1:
-        raise FormatError(
-            f"{path}: planes differ in compression, strips or tiles; write all planes with the same layout"
-        )
+        problem = "planes differ in compression, strips or tiles"
+        raise FormatError(f"{path}: {problem}; write all planes with the same layout")
 
 
 def with_axes(series: tifffile.TiffPageSeries, path: Path) -> TiffImage:
@@ -96,9 +95,8 @@ def with_axes(series: tifffile.TiffPageSeries, path: Path) -> TiffImage:
     names = dict(zip(unnamed, free[-len(unnamed) :], strict=False)) if unnamed else {}
     named = "".join(names.get(position, axes[position]) for position in long)
     if len(unnamed) > len(names) or not set("YX") <= set(named) <= set(_ORDER) or len(set(named)) < len(named):
-        raise FormatError(
-            f"{path}: axes {axes!r} of shape {shape} cannot be converted to {AXES}; write the file with only these axes"
-        )
+        problem = f"axes {axes!r} of shape {shape} cannot be converted to {AXES}"
+        raise FormatError(f"{path}: {problem}; write the file with only these axes")
     return TiffImage(series, named, tuple(shape[position] for position in long))
 
 

@@ -124,9 +124,8 @@ def refuse_names(columns: pa.Schema, *reserved: str) -> None:
 def explain(guard: FileGuard, error: BaseException) -> OMEArrowDSError | None:
     """Return the error if DuckDB failed for a reason other than a damaged file; None if the file may be damaged."""
     if isinstance(error, duckdb.OutOfMemoryException):
-        return MemoryLimitError(
-            f"{guard.path}: DuckDB ran out of memory: {first_line(error)}; use a machine with more memory"
-        )
+        problem = f"DuckDB ran out of memory: {first_line(error)}"
+        return MemoryLimitError(f"{guard.path}: {problem}; use a machine with more memory")
     return guard.find_change() or find_lock(guard.path, error)
 
 
@@ -150,51 +149,36 @@ def write_collection(tables: Iterable[pa.Table], table_schema: pa.Schema, path: 
 
     Raises `duckdb.Error` if DuckDB cannot write, or the file does not hold every row.
     """
+    num_rows, is_keyed = 0, compression == "none"
+
+    def counted() -> Iterator[pa.Table]:
+        """Yield the tables, with row numbers as the last column if rows have a key."""
+        nonlocal num_rows
+        for table in tables:
+            keys = pa.array(np.arange(num_rows, num_rows + len(table)))
+            num_rows += len(table)
+            yield table.append_column(_KEY_FIELD, keys) if is_keyed else table
+
     with connect(threads=1, temp_directory=f"{path}.tmp") as connection:
         connection.execute("SET write_buffer_row_group_count = 1")
         # Nobody sees the file before it is complete, and a log of the last rows would take three times their memory.
         _attach(connection, path, f"(ROW_GROUP_SIZE {_ROW_GROUP_ROWS}, RECOVERY_MODE no_wal_writes)")
-        counted = _Counted(tables)
-        if compression == "none":
-            _write_keyed(connection, counted, table_schema)
-        else:
-            run_on_tables(connection, counted, table_schema, f"CREATE TABLE {_DATABASE}.{_TABLE} AS FROM incoming")
+        connection.execute(f"USE {_DATABASE}")  # or the view would store the attached database name
+        if is_keyed:  # Without zstd, with an index of the key; ``images`` is a view that omits the key.
+            connection.execute("SET disabled_compression_methods = 'zstd'")
+        stored, name = (table_schema.append(_KEY_FIELD), _KEYED_TABLE) if is_keyed else (table_schema, _TABLE)
+        run_on_tables(connection, counted(), stored, f"CREATE TABLE {name} AS FROM incoming")
+        if is_keyed:
+            connection.execute(f"CREATE UNIQUE INDEX {_KEY} ON {_KEYED_TABLE} ({_KEY})")
+            connection.execute(f"CREATE VIEW {_TABLE} AS SELECT * EXCLUDE ({_KEY}) FROM {_KEYED_TABLE}")
         connection.execute(f"CHECKPOINT {_DATABASE}")  # closing would write too, but hide that it failed
         # Reattached in the same instance, because creating one would take 20 ms.
         connection.execute(f"USE memory; DETACH {_DATABASE}")
         _attach(connection, path, "(READ_ONLY)")
         lock(connection)
         (rows,) = connection.execute(f"SELECT count(*) FROM {_DATABASE}.{_TABLE}").fetchall()[0]
-        if rows != counted.rows:  # as when version 2.0 wrote a table of structs in several steps without a log
-            raise duckdb.Error(f"{rows} of {counted.rows} rows were written")
-
-
-class _Counted:
-    """Tables, and the number of their rows so far, from which keys are numbered."""
-
-    def __init__(self, tables: Iterable[pa.Table]) -> None:
-        self.rows = 0
-        self._tables = tables
-
-    def __iter__(self) -> Iterator[pa.Table]:
-        for table in self._tables:
-            self.rows += len(table)
-            yield table
-
-    def with_keys(self) -> Iterator[pa.Table]:
-        """Yield the tables, each with the row numbers appended as the last column."""
-        for table in self:
-            yield table.append_column(_KEY_FIELD, pa.array(np.arange(self.rows - len(table), self.rows)))
-
-
-def _write_keyed(connection: duckdb.DuckDBPyConnection, tables: _Counted, table_schema: pa.Schema) -> None:
-    """Write tables without zstd, with a key and its index; ``images`` is a view that omits the key."""
-    connection.execute("SET disabled_compression_methods = 'zstd'")
-    connection.execute(f"USE {_DATABASE}")  # or the view would store the attached database name
-    stored = table_schema.append(_KEY_FIELD)
-    run_on_tables(connection, tables.with_keys(), stored, f"CREATE TABLE {_KEYED_TABLE} AS FROM incoming")
-    connection.execute(f"CREATE UNIQUE INDEX {_KEY} ON {_KEYED_TABLE} ({_KEY})")
-    connection.execute(f"CREATE VIEW {_TABLE} AS SELECT * EXCLUDE ({_KEY}) FROM {_KEYED_TABLE}")
+        if rows != num_rows:  # as when version 2.0 wrote a table of structs in several steps without a log
+            raise duckdb.Error(f"{rows} of {num_rows} rows were written")
 
 
 def _attach(connection: duckdb.DuckDBPyConnection, path: Path, options: str = "") -> None:
@@ -267,9 +251,8 @@ class DuckDBTable(StoredTable):
 
     def read_info(self, column: ImageColumn) -> pa.Table:
         image, names = identifier(column.name), map(identifier, column.info_fields)
-        return self._query(
-            f"SELECT {', '.join(f'{image}.{name} AS {name}' for name in names)}", f"ORDER BY {self._row_number}"
-        )
+        fields = ", ".join(f"{image}.{name} AS {name}" for name in names)
+        return self._query(f"SELECT {fields}", f"ORDER BY {self._row_number}")
 
     def read_columns(self, names: list[str]) -> pa.Table:
         return self._query(f"SELECT {', '.join(map(identifier, names))}", f"ORDER BY {self._row_number}")
@@ -330,9 +313,8 @@ class DuckDBTable(StoredTable):
                 if image_columns(connection.sql(f"SELECT * FROM {_quoted(names)} LIMIT 0").to_arrow_table().schema)
             ]
         if not tables:
-            raise ColumnError(
-                f"{self.path}: no table has a column that is an OME-Arrow struct; pass a database with images"
-            )
+            problem = "no table has a column that is an OME-Arrow struct"
+            raise ColumnError(f"{self.path}: {problem}; pass a database with images")
         table = self.options.table
         requested = (_TABLE if table is None else table).lower()
         chosen = [names for names in tables if requested in _called(names)]
@@ -409,9 +391,8 @@ class DuckDBTable(StoredTable):
             if not np.array_equal(keys, rows):
                 by_key = np.argsort(keys)
                 if not np.array_equal(keys[by_key], np.sort(rows)):
-                    raise FormatError(
-                        f"{self.path}: DuckDB returned other rows than requested; the file changed, open it again"
-                    )
+                    problem = "DuckDB returned other rows than requested"
+                    raise FormatError(f"{self.path}: {problem}; the file changed, open it again")
                 table = table.take(by_key[np.argsort(np.argsort(rows))])
             yield from as_arrays(table["pixels"])
 

@@ -64,9 +64,8 @@ def _write_one(file: Path, image: Image, compression: str, tile: tuple[int, int]
     if page_bytes == image.pixels.nbytes:
         return offset
     stored = np.fromfile(file, image.pixels.dtype, image.pixels.size, offset=offset)  # pages should follow each other
-    return (
-        offset if np.array_equal(stored, image.pixels.reshape(-1), equal_nan=image.pixels.dtype.kind == "f") else None
-    )
+    is_same = np.array_equal(stored, image.pixels.reshape(-1), equal_nan=image.pixels.dtype.kind == "f")
+    return offset if is_same else None
 
 
 def _identifier(name: str, pixels: Array) -> str:
@@ -155,10 +154,8 @@ class TiffReader(FileReader):
             tif.is_mmstack = False  # The index of Micro-Manager's files lists all positions, too.
         if is_part:
             problem = "contains only one part of an image that is stored in several files"
-            remedy = (
-                "pass pattern= with the axes that the names state ({channel}, {z}, {t}), or write one image per file"
-            )
-            raise FormatError(f"{path}: {problem}; {remedy}")
+            remedy = "pass pattern= with the axes that the names state ({channel}, {z}, {t})"
+            raise FormatError(f"{path}: {problem}; {remedy}, or write one image per file")
 
     def locate(self, row: int) -> ImageChunks | None:
         """Return the chunks of an image; pages of a series are located together, which takes 0.1 s for 1,000 pages."""
@@ -241,6 +238,5 @@ def _page_of(image: TiffImage, listed: ListedPage | None, path: Path) -> TiffIma
 
 def _refuse_beyond(listed: ListedPage, part: str, number: int, count: int, path: Path) -> None:
     if number >= count:
-        raise FormatError(
-            f"{path}: {part} {number} is out of range for {count}, counted from 0; correct the table ({listed.where})"
-        )
+        problem = f"{part} {number} is out of range for {count}, counted from 0"
+        raise FormatError(f"{path}: {problem}; correct the table ({listed.where})")

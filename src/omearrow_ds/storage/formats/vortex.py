@@ -8,7 +8,7 @@ Measurements are in ``docs/explanation/layouts.md``.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -102,7 +102,7 @@ class OpenVortexFile:
     file: vortex.VortexFile
     mapping: MappedFile
     images: list[Array | list[Array]] | None = None
-    rows: dict[str, Rows] = field(default_factory=dict)
+    rows: dict[tuple[str, int], Rows] = field(default_factory=dict)
 
 
 def in_place(part: vortex.Array, pixel_bytes: int) -> pa.Array | None:
@@ -216,34 +216,31 @@ class VortexTable(StoredTable):
         if leaf is None:
             return None
         try:
-            stored = pa.concat_arrays(self._read(self._narrowed(others)).chunks)
+            stored = pa.concat_arrays(self._read(self._expression("chunks", others)).chunks)
         except FormatError:  # columns that Vortex cannot narrow are read whole
             return None
         return leaf if placed_chunks(stored, self.header.expected(np.arange(len(stored)))).all() else None
 
-    def _narrowed(self, fields: list[pa.Field]) -> Any:
-        """Return the expression for chunks of only these fields.
+    def _expression(self, field: str, leaves: Sequence[pa.Field] = ()) -> Any:
+        """Return the expression for a field or, of chunks, for only these leaves.
 
         No expression reaches below a list, but a cast to fewer fields leaves the others undecoded.
         """
-        return expr.cast(self._expression("chunks"), vortex.DType.from_arrow(pa.list_(pa.struct(fields))))
-
-    def _expression(self, field: str) -> Any:
-        return expr.column(self.header.column.name)[field]
+        expression = expr.column(self.header.column.name)[field]
+        kind = vortex.DType.from_arrow(pa.list_(pa.struct(leaves))) if leaves else None
+        return expression if kind is None else expr.cast(expression, kind)
 
     def _pixel_rows(self, field: str) -> Rows:
         """Return the rows of a field; for the chunks of a plainly stored file, only their pixels."""
-        if self._leaf is None or field != "chunks":
-            return self._kept_rows(field, partial(self._expression, field))
-        return self._kept_rows("pixels alone", partial(self._narrowed, [self._leaf]))
+        return self._cached_rows(field, () if self._leaf is None or field != "chunks" else (self._leaf,))
 
-    def _kept_rows(self, name: str, expression: Callable[[], Any]) -> Rows:
-        """Return all rows of an expression, cached under ``name``."""
-        mapped = self._file.get()
-        if name not in mapped.rows:
+    def _cached_rows(self, field: str, leaves: Sequence[pa.Field] = ()) -> Rows:
+        """Return all rows of an expression, cached."""
+        mapped, key = self._file.get(), (field, len(leaves))
+        if key not in mapped.rows:
             with self.guard.reading():
-                mapped.rows[name] = Rows(mapped.file.scan(expression()).read_all())
-        return mapped.rows[name]
+                mapped.rows[key] = Rows(mapped.file.scan(self._expression(field, leaves)).read_all())
+        return mapped.rows[key]
 
     def _mapped_images(self) -> list[Array | list[Array]]:
         """Return the images as views of the mapped file, part by part, if none of them is encoded, else []."""
@@ -255,8 +252,12 @@ class VortexTable(StoredTable):
         return mapped.images
 
     def _find_mapped_images(self) -> Iterator[Array | list[Array]]:
-        if self._leaf is None or not _holds(self._leaf.type, set(self.header.stored_dtypes)):
+        leaf, dtypes = self._leaf, set(self.header.stored_dtypes)
+        if leaf is None:
             return
+        is_list = pa.types.is_list(leaf.type)
+        if dtypes != {np.dtype(leaf.type.value_type.to_pandas_dtype())} if is_list else not self.header.is_native:
+            return  # The leaf does not store pixels as they are in memory.
         pixels = self._pixel_rows("chunks")
         for part, (start, stop) in zip(pixels.parts, pairwise(pixels.starts), strict=True):
             indices = np.arange(start, stop)
@@ -277,7 +278,7 @@ class VortexTable(StoredTable):
         """
         if self._leaf is None or self._leaf.name != "pixel_bytes" or not self.header.is_native:
             return None
-        rows = self._kept_rows("chunks", partial(self._expression, "chunks"))
+        rows = self._cached_rows("chunks")
         images = []
         with self.guard.reading():
             for index in indices:
@@ -343,10 +344,3 @@ class VortexTable(StoredTable):
 
 
 open_collection = partial(TableImages, "vortex", VortexTable)
-
-
-def _holds(leaf: pa.DataType, dtypes: set[np.dtype[Any]]) -> bool:
-    """Whether a leaf of this type stores pixels of all these dtypes as they are in memory."""
-    if pa.types.is_list(leaf):
-        return dtypes == {np.dtype(leaf.value_type.to_pandas_dtype())}
-    return all(dtype.isnative for dtype in dtypes)
