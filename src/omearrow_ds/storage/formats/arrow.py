@@ -70,11 +70,9 @@ class _OpenArrowFile:
 
     @cached_property
     def compression(self) -> str:
-        """Compression of the first record batch, which pyarrow does not expose.
-
-        The message before it is a flat buffer: ``Message.header`` is a ``RecordBatch``, whose ``compression`` names the
-        codec (https://arrow.apache.org/docs/format/Columnar.html).
-        """
+        """Compression of the first record batch, which pyarrow does not expose."""
+        # The message before it is a flat buffer: ``Message.header`` is a ``RecordBatch``, whose ``compression`` names
+        # the codec (https://arrow.apache.org/docs/format/Columnar.html).
         for message in pa.ipc.MessageReader.open_stream(self.mapped.slice(_START)):
             if message.type == "record batch":
                 data = bytes(message.metadata)
@@ -127,10 +125,8 @@ class ArrowTable(StoredTable):
         """Do nothing: images of a record batch are located at its first use."""
 
     def _scattered_reads(self) -> AbstractContextManager[None]:
-        """Return a context that reads offsets and columns of a cold file by single pages.
-
-        That takes twice the time with a small read-ahead, and a quarter of it with 8 MB.
-        """
+        """Return a context that reads offsets and columns of a cold file by single pages."""
+        # That takes twice the time with a small read-ahead, and a quarter of it with 8 MB.
         mapping = self._file.get().mapping
         if isinstance(mapping, MappedFile) and mapping.read_ahead_bytes > _LARGE_READ_AHEAD_BYTES:
             return mapping.read_at_random()
@@ -195,10 +191,8 @@ class ArrowTable(StoredTable):
         self._bytes.close()
 
     def _image_structs(self, number: int) -> pa.StructArray:
-        """Return the image column of a record batch with validated offsets and strings.
-
-        Validation takes time per chunk, not per pixel, and is done once per mapping.
-        """
+        """Return the image column of a record batch with validated offsets and strings."""
+        # Validation takes time per chunk, not per pixel, and is done once per mapping.
         file = self._file.get()
         file.mapping.refuse_changed()
         with self.guard.reading():
@@ -323,8 +317,8 @@ def _info(batch: pa.RecordBatch, column: ImageColumn, names: Sequence[str]) -> p
 
 def _copied_table(batches: Sequence[pa.RecordBatch], fields: Iterable[pa.Field]) -> pa.Table:
     """Return record batches as a copy, which does not keep the file mapped."""
-    empty = pa.schema(fields).empty_table()  # With it, a single batch is copied as well.
-    return pa.concat_tables([empty, pa.Table.from_batches(batches, empty.schema)]).combine_chunks()
+    table = pa.Table.from_batches(batches, pa.schema(fields))
+    return pa.concat_tables([table.slice(0, 0), table]).combine_chunks()  # A single batch is copied as well.
 
 
 def _pixel_buffers(images: pa.StructArray) -> Iterator[pa.Buffer | None]:
@@ -398,10 +392,8 @@ class _ObjectMemory:
 
 
 def _find_messages(file: ObjectFile, path: Path) -> list[ByteRange]:
-    """Return the byte ranges of all bytes except bodies of record batches.
-
-    Raises `FormatError` if the footer is missing, or requires more bytes.
-    """
+    """Return the byte ranges of all bytes except bodies of record batches."""
+    # Raises `FormatError` if the footer is missing, or requires more bytes.
     end = bytes(file.read_tail(_FOOTER_BYTES)[-_END_BYTES:])
     if end[4:] != _MARK:
         problem = "the end of an Arrow IPC file is missing"
