@@ -102,9 +102,8 @@ class LocalFile:
 
     name: str  # Path, or a path relative to ``folder``.
     folder: OpenFolder | None  # Referenced so that no other folder gets its descriptor; None for a full path.
-    fingerprint: tuple[
-        int, ...
-    ]  # Size, modification time, device and inode, or the first of these, which reads compare.
+    # Size, modification time, device and inode, or the first of these, which reads compare.
+    fingerprint: tuple[int, ...]
     cached_bytes: ClassVar[int] = 0
 
     @classmethod

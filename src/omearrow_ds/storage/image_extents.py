@@ -139,10 +139,8 @@ class ImageExtents:
         return self.layouts[first].stack(data, self._starts[first], stop - first)
 
     def stacks(self, data: Array, first: int, stop: int) -> list[Array] | None:
-        """Return images ``first`` to ``stop - 1`` of a mapped file, unchecked; images of an array have equal distances.
-
-        Returns None if the images differ in layout, or cannot be views.
-        """
+        """Return images ``first`` to ``stop - 1`` of a mapped file, unchecked, in arrays with equal distances."""
+        # Returns None if the images differ in layout, or cannot be views.
         layout = self.layouts[first]
         strides = layout.strides
         if strides is None or any(other is not layout for other in self.layouts[first:stop]):

@@ -66,6 +66,7 @@ _FUNCTIONS = {
         .codec.decode:ImageBlock.__init__,ImageBlock.__getitem__,ImageBlock.images,ImageBlock.stack
         .storage.formats._lance_pages:PixelPages.images
         .storage.formats._parquet_pages:EncodedPages.images
+        .storage.image_extents:ImageExtents.images
         .storage.formats._table:_cut
         .storage.formats._zarr_chunks:decode_chunk
     """,

@@ -13,10 +13,8 @@ Array = np.ndarray[Any, Any]
 
 
 def decompress_into(codec: str | None, stored: Array | bytes | memoryview, plain: Array) -> None:
-    """Decompress or, without a codec, copy ``stored`` into ``plain``, a one-dimensional array of bytes.
-
-    Raises `ValueError` if it cannot be decompressed, or its decompressed size differs.
-    """
+    """Decompress or, without a codec, copy ``stored`` into ``plain``, a one-dimensional array of bytes."""
+    # Raises `ValueError` if it cannot be decompressed, or its decompressed size differs.
     if codec is None:
         if len(stored) != plain.size:
             raise ValueError(f"a chunk has {len(stored):,} bytes, expected {plain.size:,}")

@@ -44,10 +44,8 @@ class ProcessLocal(Generic[Handle]):
         return handle
 
     def close(self) -> None:
-        """Drop the handle of this process, if it is open; a later call of `get` opens a new one.
-
-        It is closed with its last reference, which may be that of a reading thread.
-        """
+        """Drop the handle of this process, if it is open; a later call of `get` opens a new one."""
+        # It is closed with its last reference, which may be that of a reading thread.
         owner = self._owner
         if owner is not None and owner[0] == os.getpid():
             self._owner = None

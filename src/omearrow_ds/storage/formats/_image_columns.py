@@ -134,11 +134,9 @@ def holds_pixels(path: str, column: ImageColumn) -> bool:
 
 
 def kinds_of(info: pa.Table, subject: str) -> Kinds:
-    """Return shapes, dtypes and nulls of the images from ``info``, the image column's fields without pixels.
-
-    An image is null if its row is null, or if all fields of its shape and dtype are: some formats store a null struct
-    as one of nulls. Raises `FormatError` if an image's sizes or dtype are missing or impossible.
-    """
+    """Return shapes, dtypes and nulls of the images from ``info``, the image column's fields without pixels."""
+    # An image is null if its row is null, or if all fields of its shape and dtype are: some formats store a null struct
+    # as one of nulls. Raises `FormatError` if an image's sizes or dtype are missing or impossible.
     pixels_meta = info["pixels_meta"].combine_chunks()
     meta = f"{subject}: pixels_meta"
     if not pa.types.is_struct(pixels_meta.type):

@@ -72,10 +72,8 @@ class DataFile(NamedTuple):
 
 
 def whole_files(dataset: lance.LanceDataset) -> list[DataFile]:
-    """Return the data file of each fragment; an empty list unless each file has a complete, unchanged fragment.
-
-    It does not if rows were deleted, or columns were added, dropped or patched since; Lance can read such fragments.
-    """
+    """Return the data file of each fragment; an empty list unless each file has a complete, unchanged fragment."""
+    # It does not if rows were deleted, or columns were added, dropped or patched since; Lance can read such fragments.
     leaves = dict(_leaf_ids(dataset.lance_schema.fields()))
     files = []
     for fragment in dataset.get_fragments():
@@ -130,11 +128,9 @@ def open_session(dataset: lance.LanceDataset, fragment: int, columns: list[str])
 
 
 def take_rows(session: FragmentSession, rows: list[int]) -> list[pa.Array]:
-    """Return the chunks of a fragment's rows by number, in ascending order.
-
-    A session costs half of a `LanceFileReader` for small images, and raises a panic of Lance, such as for a damaged
-    page, as an error. In a stream, such as that of the reader or a scan, a panic ends the process (Lance 14).
-    """
+    """Return the chunks of a fragment's rows by number, in ascending order."""
+    # A session costs half of a `LanceFileReader` for small images, and raises a panic of Lance, such as for a damaged
+    # page, as an error. In a stream, such as that of the reader or a scan, a panic ends the process (Lance 14).
     return as_arrays(session.take(rows).column(0), "chunks")  # type: ignore[no-untyped-call]
 
 
@@ -198,11 +194,9 @@ class PixelPages:
         self._extents = ImageExtents(self._starts + header_bytes, layouts) if self._stops is None else None
 
     def images(self, rows: Sequence[int]) -> list[Array]:
-        """Return images as views of the file, or decompressed ones.
-
-        Raises `OtherLayoutError` if the bytes before a chunk are unexpected, and `DecodeError` for a damaged compressed
-        image; uncompressed pixels have no checksum.
-        """
+        """Return images as views of the file, or decompressed ones."""
+        # Raises `OtherLayoutError` if the bytes before a chunk are unexpected, and `DecodeError` for a damaged
+        # compressed image; uncompressed pixels have no checksum.
         self.mapping.refuse_changed()
         if self._extents is None:
             return list(map(self._decompressed, rows))
@@ -221,10 +215,8 @@ class PixelPages:
         return arrays[0]
 
     def mapped_stacks(self, refuse: Callable[[int], object]) -> Stacks | None:
-        """Return all images as views of the file; None if they are compressed, scattered, or differ in shape or dtype.
-
-        The bytes before each chunk are compared at the first use of an image; ``refuse`` raises the error.
-        """
+        """Return all images as views of the file; None if compressed, scattered, or different in shape or dtype."""
+        # The bytes before each chunk are compared at the first use of an image; ``refuse`` raises the error.
         if self._extents is None:
             return None
         self.mapping.refuse_changed()

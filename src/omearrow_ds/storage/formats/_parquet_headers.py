@@ -64,10 +64,8 @@ def varint(data: memoryview, position: int) -> tuple[int, int]:
 
 
 def _struct(data: memoryview, position: int, depth: int = 0) -> tuple[dict[int, Any], int]:
-    """Return the fields of a struct of Thrift's compact protocol by number, and its end.
-
-    Only the types in page headers are supported; binary fields are skipped.
-    """
+    """Return the fields of a struct of Thrift's compact protocol by number, and its end."""
+    # Only the types in page headers are supported; binary fields are skipped.
     fields: dict[int, Any] = {}
     number = 0
     while head := data[position]:
@@ -94,10 +92,8 @@ def _struct(data: memoryview, position: int, depth: int = 0) -> tuple[dict[int, 
 def iter_pages(
     read: ReadRange, start: int, stop: int, *, compressed: bool, encodings: tuple[int, ...] = PLAIN
 ) -> Iterator[Page]:
-    """Yield the pages that fill a column chunk from ``start`` to ``stop``: data pages, or those of a dictionary.
-
-    Raises `OtherLayoutError` if there are other pages, or the encoding of values is not one of ``encodings``.
-    """
+    """Yield the pages that fill a column chunk from ``start`` to ``stop``: data pages, or those of a dictionary."""
+    # Raises `OtherLayoutError` if there are other pages, or the encoding of values is not one of ``encodings``.
     try:
         while start < stop:
             header, length = _struct(read(start, stop), 0)

@@ -152,10 +152,8 @@ class PageReader:
 def find_pages(
     file: ByteSource, chunk: ColumnChunk, expected: Expected, num_pieces: Array, piece_codec: str | None = None
 ) -> PlainPages | EncodedPages:
-    """Return the pages of one row group, in which the chunks of an image have equal size and the order TCZYX.
-
-    ``num_pieces`` is the number of chunks of each image, and ``piece_codec`` the codec of each chunk.
-    """
+    """Return the pages of one row group, in which the chunks of an image have equal size and the order TCZYX."""
+    # ``num_pieces`` is the number of chunks of each image, and ``piece_codec`` the codec of each chunk.
     if chunk.stop > file.size_bytes:
         raise OtherLayoutError
     if chunk.codec is None and not chunk.lists and piece_codec is None:
@@ -166,10 +164,8 @@ def find_pages(
 
 
 def _request_headers(file: ByteSource, chunk: ColumnChunk) -> None:
-    """Request the headers of all pages at once, assuming that their distance is that of the first two.
-
-    It is for images of one shape. Other headers are read one by one, since each gives the offset of the next.
-    """
+    """Request the headers of all pages at once, assuming that their distance is that of the first two."""
+    # It is for images of one shape. Other headers are read one by one, since each gives the offset of the next.
     if file.data is not None:
         return
     file.cache_ranges([(chunk.start, min(chunk.start + HEADER_BYTES, chunk.stop))])
@@ -355,48 +351,39 @@ class EncodedPages(PageIndex):
         return images
 
 
-class DictionaryPages:
+class DictionaryPages(ImageExtents):
     """The chunks of one row group, one per row, each stored as an index into a PLAIN-encoded dictionary page.
 
     Parquet libraries write dictionaries by default. The dictionary page holds all values of the row group and is
     decompressed as a whole; it is not cached. Raises `OtherLayoutError` if the pages have an unsupported layout;
-    `images` and `stack` may raise it too.
+    `images` may raise it too.
 
     ``chunk`` is the byte range of the row group's pixel leaf with its dictionary, which is not nested in a list; its
     data pages begin at ``data_start``.
     """
 
-    def __init__(
-        self,
-        file: ByteSource,
-        chunk: ColumnChunk,
-        data_start: int,
-        shapes: Sequence[Sequence[int]],
-        dtypes: Sequence[np.dtype[Any]],
-    ) -> None:
-        self._codec, self._shapes, self._dtypes = chunk.codec, shapes, dtypes
-        compressed, read = chunk.codec is not None, header_reader(file)
-        pages = list(iter_pages(read, chunk.start, data_start, compressed=compressed, encodings=DICTIONARY))
+    def __init__(self, file: ByteSource, chunk: ColumnChunk, data_start: int, expected: Expected) -> None:
+        self._codec, is_compressed = chunk.codec, chunk.codec is not None
+        read, layouts = header_reader(file), _layouts(expected, np.ones(len(expected.dtypes), np.int64))
+        pages = list(iter_pages(read, chunk.start, data_start, compressed=is_compressed, encodings=DICTIONARY))
         if len(pages) != 1:
             raise OtherLayoutError
         (self._page,) = pages
         # Values are stored back to back, so all lengths must be known. Every value of the dictionary must belong to a
         # row, because only the row's shape and dtype give its length.
         (stored,) = file.read_ranges([(data_start, chunk.stop)])
-        numbers = _numbers(bytes(stored), chunk._replace(start=0, stop=0), len(shapes))
+        numbers = _numbers(bytes(stored), chunk._replace(start=0, stop=0), len(layouts))
         sizes: dict[int, int] = {}
-        for number, shape, dtype in zip(numbers, shapes, dtypes, strict=True):
-            size = math.prod(shape) * dtype.itemsize
-            if sizes.setdefault(number, size) != size:
+        for number, layout in zip(numbers, layouts, strict=True):
+            if sizes.setdefault(number, layout.num_bytes) != layout.num_bytes:
                 raise OtherLayoutError
         if not sizes or len(sizes) != self._page.entries or max(sizes) >= len(sizes):
             raise OtherLayoutError
-        self._lengths = [sizes[number] for number in range(len(sizes))]
-        stops = list(itertools.accumulate(length + _LENGTH.itemsize for length in self._lengths))
+        lengths = np.array([sizes[number] for number in range(len(sizes))])
+        stops = np.cumsum(lengths + _LENGTH.itemsize)
         if self._page.plain_bytes != stops[-1]:
             raise OtherLayoutError
-        self._first_bytes = [stop - length for stop, length in zip(stops, self._lengths, strict=True)]
-        self._starts = [self._first_bytes[number] for number in numbers]
+        super().__init__((stops - lengths)[list(numbers)], layouts)
 
     def ranges(self, rows: Sequence[int]) -> list[ByteRange]:
         """Return the byte range of the dictionary page, which is needed for any rows."""
@@ -408,16 +395,11 @@ class DictionaryPages:
             values = _decompress(self._page, self._codec, np.frombuffer(stored[0], np.uint8), self._page.plain_bytes)
         except _MALFORMED as error:
             raise OtherLayoutError from error
-        data = values.data
-        for first, length in zip(self._first_bytes, self._lengths, strict=True):
-            if int.from_bytes(data[first - _LENGTH.itemsize : first], "little") != length:
-                raise OtherLayoutError
-        return [np.ndarray(self._shapes[row], self._dtypes[row], values, self._starts[row]) for row in rows]
+        return super().images(rows, [values.data[start:stop] for start, stop in super().ranges(rows)])
 
     def stream(self, data: Array) -> Iterator[list[Array]]:
         """Yield all chunks."""
-        rows = range(len(self._shapes))
-        yield self.images(rows, [data.data[start:stop] for start, stop in self.ranges(rows)])
+        yield self.images(range(len(self.layouts)), [data.data[self._page.start : self._page.stop]])
 
 
 Pages: TypeAlias = PlainPages | EncodedPages | DictionaryPages
@@ -425,10 +407,8 @@ Pages: TypeAlias = PlainPages | EncodedPages | DictionaryPages
 
 @lru_cache(1024)
 def _numbers(stored: bytes, chunk: ColumnChunk, rows: int) -> tuple[int, ...]:
-    """Return the numbers of ``rows`` values in the data pages of a dictionary.
-
-    Files with one row per row group repeat the bytes of these pages many times.
-    """
+    """Return the numbers of ``rows`` values in the data pages of a dictionary."""
+    # Files with one row per row group repeat the bytes of these pages many times.
     data, numbers = memoryview(stored), list[int]()
     read, compressed = (lambda start, stop: data[start:stop]), chunk.codec is not None
     pages = list(iter_pages(read, 0, len(data), compressed=compressed, encodings=BY_DICTIONARY))
@@ -478,7 +458,7 @@ def plain_layout(shape: tuple[int, ...], dtype: np.dtype[Any], num_pieces: int) 
     return PieceLayout(shape, dtype, num_pieces, (prefix,) * num_pieces)
 
 
-def _layouts(expected: Expected, num_pieces: Array, *, has_prefixes: bool) -> list[PieceLayout]:
+def _layouts(expected: Expected, num_pieces: Array, *, has_prefixes: bool = True) -> list[PieceLayout]:
     """Return the layout of each image; images that are stored alike share one object."""
     by_kind: dict[tuple[Any, ...], PieceLayout] = {}
     layouts = []

@@ -183,22 +183,16 @@ def chunk_files(array: ZarrArray, folder: str, files: FileSet, *, can_miss_chunk
 
 
 def fetch_chunks(
-    array: ZarrArray,
-    folder: str,
-    files: FileSet,
-    file_number: int,
-    chunk_numbers: Collection[int],
-    *,
-    can_miss_chunks: bool,
+    array: ZarrArray, folder: str, files: FileSet, file_number: int, numbers: Collection[int], *, can_miss_chunks: bool
 ) -> list[StoredBytes | None]:
     """Return the bytes of chunks of a file, None for missing ones; `FileNotFoundError` if they must exist."""
     path = f"{folder}/{array.names[file_number]}"
     try:
         if not array.is_sharded:
             return [files.read(path, array.chunk_bytes + _SPARE_BYTES)]
-        chunks = _read_shard(array, path, files, chunk_numbers)
+        chunks = _read_shard(array, path, files, numbers)
     except FileNotFoundError:
-        chunks = [None] * len(chunk_numbers)
+        chunks = [None] * len(numbers)
     except OMEArrowDSError:
         raise
     except (OSError, ValueError) as error:

@@ -42,9 +42,9 @@ from omearrow_ds.storage.formats.parquet import (
     column_chunks,
     describe_codecs,
     is_encrypted,
+    other_rows,
     page_options,
     pages_span,
-    refuse_other_rows,
 )
 from omearrow_ds.storage.image_extents import OtherLayoutError
 
@@ -358,7 +358,8 @@ class ChunkTable:
         self._unchecked = set(range(file.num_row_groups)) if chunks is not None else set[int]()
         if chunks is None:
             chunks = file.read(columns=["image_id", "chunk_id", "dtype", *_PLACE])
-        refuse_other_rows(self._path / _CHUNKS, len(chunks), self.starts)
+        if len(chunks) != self.starts[-1]:
+            raise other_rows(self._path / _CHUNKS, len(chunks), self.starts[-1], "a column")
         positions = np.stack([whole_numbers(chunks[name].combine_chunks()) for name in _PLACE], axis=1)
         owners = pc.index_in(chunks["image_id"], value_set=table["image_id"]).fill_null(-1).to_numpy()
         self.grid = _Grid(positions[:, :5], positions[:, 5:], owners)
@@ -447,16 +448,16 @@ class ChunkTable:
             raise OtherLayoutError
         dtypes, sizes = [self._dtypes[owner] for owner in owners], self.grid.sizes[of_group]
         span = pages_span(stored, levels=self._levels)
-        if stored.has_dictionary_page:
-            return DictionaryPages(file, span, stored.data_page_offset, sizes.tolist(), dtypes)
         expected = Expected(str(self._path), np.arange(of_group.start, of_group.stop), sizes, dtypes)
+        if stored.has_dictionary_page:
+            return DictionaryPages(file, span, stored.data_page_offset, expected)
         return find_pages(file, span, expected, np.ones(len(sizes), np.int64))
 
     def _check_groups(self, needed: Sequence[int], ahead: Sequence[int] = ()) -> None:
         """Raise `FormatError` if chunks differ from the index; check each row group only once, many at once."""
         # Row groups ``ahead`` that differ raise the error when they are needed.
         needed = [number for number in needed if number in self._unchecked]
-        if not needed or self._is_indexed([*{*needed, *ahead} & self._unchecked]):
+        if not needed or self._is_indexed(sorted({*needed, *ahead} & self._unchecked)):
             return
         for number in needed:
             if not self._is_indexed([number]):
@@ -506,7 +507,9 @@ class ChunkTable:
         self._pages.get().file.refuse_changed()
         with self._guard.reading():
             table = self._file.get().read_row_group(number, columns=["pixel_bytes"], use_threads=False)
-        refuse_other_rows(self._path / _CHUNKS, len(table), self.starts, number)
+        num_expected = self.starts[number + 1] - self.starts[number]
+        if len(table) != num_expected:
+            raise other_rows(self._path / _CHUNKS, len(table), num_expected, f"row group {number}")
         column = table["pixel_bytes"].combine_chunks()
         return [self._chunk(row, column[row - self.starts[number]].as_buffer()) for row in rows]
 

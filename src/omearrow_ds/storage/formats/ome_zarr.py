@@ -146,9 +146,10 @@ class ZarrReader(FileReader):
         return Stored(None, joined(codecs), chunking, in_place=False, reading=reading, looked_at=known)
 
     def _node(self, path: Path) -> zarr.Array[Any] | zarr.Group:
-        with self.folder.guard.reading(path):
-            if isinstance(self.folder.files, ObjectFileSet):
-                store = ZarrObjects(self.folder.files, str(self.folder.root), complete=self.folder.is_listed)
+        folder = self.folder
+        with folder.guard.reading(path):
+            if isinstance(folder.files, ObjectFileSet):
+                store = ZarrObjects(folder.files, str(folder.root), complete=folder.is_listed)
                 return store.node(str(path))
             for name in _NODE_FILES:
                 refuse_special(f"{path}/{name}")
@@ -204,53 +205,55 @@ class ZarrReader(FileReader):
         return FormatError(f"{path}: is a Zarr group without multiscales or plate in its attributes{groups}; {remedy}")
 
     def list_names(self) -> list[str]:
+        folder = self.folder
         node: zarr.Array[Any] | zarr.Group | None = None
-        if self.folder.is_remote:
+        if folder.is_remote:
             node = self._node_at_url()
             if _is_image(node):
-                self.folder.root = self.folder.path.parent
-                return [self.folder.path.name]
-        for file in map(self.folder.path.joinpath, () if self.folder.is_remote else _NODE_FILES):
-            with self.folder.guard.reading(file):  # Asking zarr takes a third of the opening time.
+                folder.root = folder.path.parent
+                return [folder.path.name]
+        for file in map(folder.path.joinpath, () if folder.is_remote else _NODE_FILES):
+            with folder.guard.reading(file):  # Asking zarr takes a third of the opening time.
                 if node is None and file.is_file() and b'"plate"' in file.read_bytes():
-                    node = self._node(self.folder.path)
-        with self.folder.guard.reading():
+                    node = self._node(folder.path)
+        with folder.guard.reading():
             attributes = dict(node.attrs) if isinstance(node, zarr.Group) else {}
-            self._plate = _ngff.plate_of(attributes, str(self.folder.path))
+            self._plate = _ngff.plate_of(attributes, str(folder.path))
         if self._plate is not None:
             fields = [field for well in self._plate[1] for field in self._fields(well)]
             if not fields:
-                raise FormatError(f"{self.folder.path}: the OME-Zarr plate has no fields; pass a plate with images")
+                raise FormatError(f"{folder.path}: the OME-Zarr plate has no fields; pass a plate with images")
             return fields
-        if isinstance(self.folder.files, ObjectFileSet):
-            parts = (name.partition("/") for name in self.folder.files.objects.inside(str(self.folder.path)))
+        if isinstance(folder.files, ObjectFileSet):
+            parts = (name.partition("/") for name in folder.files.objects.inside(str(folder.path)))
             names = list({first for first, _, rest in parts if rest in _NODE_FILES and first != "OME"})
             if not names:
                 problem = "the Zarr group contains no images; pass the URL of an image or a plate"
-                raise FormatError(f"{self.folder.path}: {problem}")
+                raise FormatError(f"{folder.path}: {problem}")
             return sorted(names, key=natural_key)
         names = super().list_names()
         for name in names:
             for part in ("zarr.json", "0"):
-                if os.path.islink(f"{self.folder.path}/{name}/{part}"):  # noqa: PTH114  # at every image: pathlib is slow
-                    raise link_refused(self.folder.path / name / part)
+                if os.path.islink(f"{folder.path}/{name}/{part}"):  # noqa: PTH114  # at every image: pathlib is slow
+                    raise link_refused(folder.path / name / part)
         return names
 
     def _node_at_url(self) -> zarr.Array[Any] | zarr.Group:
         """Return the node at the URL, or raise `FormatError` with the names below it if the server can list."""
-        assert isinstance(self.folder.files, ObjectFileSet)
+        folder = self.folder
+        assert isinstance(folder.files, ObjectFileSet)
         try:
-            node = self._node(self.folder.path)
+            node = self._node(folder.path)
         except FormatError:
             with suppress(StorageError, MissingPathError):
-                inside = self.folder.files.objects.inside(str(self.folder.path))
+                inside = folder.files.objects.inside(str(folder.path))
                 names = sorted({name.partition("/")[0] for name in inside})
                 if not set(names) & set(ZARR_FILES):
                     problem = f"is not an OME-Zarr image, but contains {', '.join(map(repr, names[:5]))}"
-                    raise FormatError(f"{self.folder.path}: {problem}; pass the URL of one of them") from None
+                    raise FormatError(f"{folder.path}: {problem}; pass the URL of one of them") from None
             raise
-        if _is_image(node) and len(self.folder.path.parts) <= _NUM_BUCKET_PARTS:
-            problem = f"{self.folder.path}: the bucket itself is an image, which is not supported"
+        if _is_image(node) and len(folder.path.parts) <= _NUM_BUCKET_PARTS:
+            problem = f"{folder.path}: the bucket itself is an image, which is not supported"
             raise FormatError(f"{problem}; copy it to a folder of the bucket, and pass the URL of that folder")
         return node
 
@@ -281,13 +284,14 @@ class ZarrReader(FileReader):
         return folder / "0" if self.folder.is_listed else folder
 
     def describe(self, file: str, listed: ListedPage | None = None) -> Member:
+        folder = self.folder
         del listed  # Only TIFF files have pages.
-        if not self.folder.is_remote:  # Servers have no links.
-            refuse_links(self.folder.root / file)
-        located = self._arrays.find_image(f"{self.folder.root}/{file}")
+        if not folder.is_remote:  # Servers have no links.
+            refuse_links(folder.root / file)
+        located = self._arrays.find_image(f"{folder.root}/{file}")
         if located is not None:
             return Member(file, self.image_id(file), located[1].shape, located[1].layout.pixel_dtype)
-        like = _like(*self._array(self.folder.root / file), self.folder.root / file)
+        like = _like(*self._array(folder.root / file), folder.root / file)
         return Member(file, self.image_id(file), like.shape, like.dtype.newbyteorder("="))
 
     def image_id(self, file: str) -> str:
@@ -318,17 +322,18 @@ class ZarrReader(FileReader):
 
     def read_by_library(self, row: int, regions: Sequence[Region]) -> list[Array]:
         """Return regions of an image that zarr reads, if they and its largest chunk fit the memory."""
-        path, image = self._folder_of(row), self.folder.root / self.folder.members[row].file
+        folder = self.folder
+        path, image = self._folder_of(row), folder.root / folder.members[row].file
         array, axes = self._array(path)
-        if self.folder.is_listed and not self.folder.is_remote:  # The store of a server raises an error otherwise.
+        if folder.is_listed and not folder.is_remote:  # The store of a server raises an error otherwise.
             missing = array.nchunks - array.nchunks_initialized
             if missing:  # zarr would return its fill value.
                 raise FormatError(f"{path}: {missing} of {array.nchunks} chunks do not exist; restore the folder")
         dtype = np.dtype(array.dtype)
-        self.folder.refuse_other(row, _like(array, axes, image).shape, dtype.newbyteorder("="))
+        folder.refuse_other(row, _like(array, axes, image).shape, dtype.newbyteorder("="))
         columns = [AXES.index(axis) for axis in axes or {2: "YX"}.get(array.ndim, AXES)]
         arrays = []
-        with self.folder.guard.reading(path):
+        with folder.guard.reading(path):
             new_image(array.shards or array.chunks, dtype, path)
             for region in regions:
                 part = [region[column + stop] for stop in (0, len(AXES)) for column in columns]
@@ -344,11 +349,12 @@ class ZarrReader(FileReader):
             return _ngff.parse(attributes, str(path), self._level, partial(self._vector, path))
 
     def label_images(self) -> list[str]:
+        folder = self.folder
         names: dict[str, None] = {}
-        for index in spread(len(self.folder.members)):
-            labels = self.folder.root / self.folder.members[index].file / "labels"
+        for index in spread(len(folder.members)):
+            labels = folder.root / folder.members[index].file / "labels"
             if is_zarr_node(str(labels)):
-                with self.folder.guard.reading(labels):
+                with folder.guard.reading(labels):
                     attributes: dict[str, Any] = dict(self._node(labels).attrs)
                     names |= dict.fromkeys(map(str, attributes.get("ome", attributes).get("labels", [])))
         return list(names)
@@ -378,12 +384,13 @@ class ZarrReader(FileReader):
 
     def object_sizes(self, versions: Mapping[str, tuple[int, str]]) -> tuple[int, int]:
         """Return number and size of all objects; the size is 0 on a web server, which cannot list."""
+        folder = self.folder
         del versions  # Not of all chunks.
-        assert isinstance(self.folder.files, ObjectFileSet)
+        assert isinstance(folder.files, ObjectFileSet)
         try:
-            sizes = [size_bytes for size_bytes, _ in self.folder.files.objects.inside(str(self.folder.path)).values()]
+            sizes = [size_bytes for size_bytes, _ in folder.files.objects.inside(str(folder.path)).values()]
         except StorageError:
-            return len(self.folder.members), 0
+            return len(folder.members), 0
         return len(sizes), sum(sizes)
 
 

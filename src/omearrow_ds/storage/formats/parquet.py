@@ -124,14 +124,13 @@ class ParquetTable(StoredTable):
             self._reader.close()
 
     def _read_whole(self, paths: list[str]) -> pa.Table:
-        """Return columns, or fields of them, with the number of rows that the footer states.
-
-        Few rows are read without threads, which would take longer to start.
-        """
+        """Return columns, or fields of them, with the number of rows that the footer states."""
+        # Few rows are read without threads, which would take longer to start.
         file = self._file.get()
         table = file.read(columns=paths, use_threads=self.starts[-1] > _FEW_ROWS)
         for num_rows in map(len, (table, *table.columns)):  # A damaged file may have columns of other lengths.
-            refuse_other_rows(self.path, num_rows, self.starts)
+            if num_rows != self.starts[-1]:
+                raise other_rows(self.path, num_rows, self.starts[-1], "a column")
         return table
 
     def read_columns(self, names: list[str]) -> pa.Table:
@@ -153,10 +152,8 @@ class ParquetTable(StoredTable):
 
     @property
     def _leaf(self) -> _PixelLeaf:
-        """Pixel leaf, which is located at the first use, because this takes as long as opening the file.
-
-        Two threads may both locate it: a child forked meanwhile would wait for ever for a lock.
-        """
+        """Pixel leaf, which is located at the first use, because this takes as long as opening the file."""
+        # Two threads may both locate it: a child forked meanwhile would wait for ever for a lock.
         if self._located_leaf is None:
             self._located_leaf = self._locate_leaf()
         return self._located_leaf
@@ -303,7 +300,9 @@ class ParquetTable(StoredTable):
         with file.lock, self.guard.reading():
             table = self._file.get().read_row_group(number, columns=paths, use_threads=False)
         arrays = as_arrays(table[column.name], field)
-        refuse_other_rows(self.path, sum(map(len, arrays)), self.starts, number)
+        num_read, num_expected = sum(map(len, arrays)), self.starts[number + 1] - self.starts[number]
+        if num_read != num_expected:
+            raise other_rows(self.path, num_read, num_expected, f"row group {number}")
         return arrays
 
     def fetch(self, field: str, indices: Array) -> Iterator[pa.Array]:
@@ -335,21 +334,16 @@ def _find_chunks(file: pq.ParquetFile, leaf: int, column: ImageColumn, codec: st
     return [pages_span(part, lists=lists) for part in stored]
 
 
-def refuse_other_rows(path: Path, num_rows: int, starts: Sequence[int], number: int | None = None) -> None:
-    """Raise `FormatError` unless a column, of one row group or all, has the rows of the footer; pyarrow does not."""
-    expected = starts[-1] if number is None else starts[number + 1] - starts[number]
-    if num_rows != expected:
-        part = "a column" if number is None else f"row group {number}"
-        problem = f"{part} has {num_rows:,} rows, but the footer states {expected:,}"
-        raise FormatError(f"{path}: {problem}; the file is damaged, restore it")
+def other_rows(path: Path, num_rows: int, expected: int, part: str) -> FormatError:
+    """Return the error for pages whose number of rows differs from the footer, which pyarrow does not check."""
+    problem = f"{part} has {num_rows:,} rows, but the footer states {expected:,}"
+    return FormatError(f"{path}: {problem}; the file is damaged, restore it")
 
 
 def page_options(compression: str, table_schema: pa.Schema, pixels: Sequence[str]) -> dict[str, Any]:
-    """Return writer options for pages from which single images can be read; a compressed page has one image.
-
-    ``pixels`` get no statistics: for images below 4 KiB, every page would repeat two of them. Checksums and nested
-    columns get none either, because they are not filtered by range.
-    """
+    """Return writer options for pages from which single images can be read; a compressed page has one image."""
+    # ``pixels`` get no statistics: for images below 4 KiB, every page would repeat two of them. Checksums and nested
+    # columns get none either, because they are not filtered by range.
     return {
         "compression": compression,
         "use_dictionary": False,

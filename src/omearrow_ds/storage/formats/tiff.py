@@ -171,14 +171,15 @@ class TiffReader(FileReader):
         return chunks._replace(offsets=chunks.offsets[page], lengths=lengths)
 
     def _locate_series(self, row: int) -> ImageChunks | None:
-        member = self.folder.members[row]
-        path, listed = self.folder.path_of(member.file), member.listed
-        file = self.folder.files.open(path)
+        folder = self.folder
+        member = folder.members[row]
+        path, listed = folder.path_of(member.file), member.listed
+        file = folder.files.open(path)
         with self._open(member.file) as tif:
             series = self._image(tif, path, listed)
             image = _page_of(series, listed, path)
             shape = image.shape
-            self.folder.refuse_other(row, shape, image.series.dtype.newbyteorder("="))
+            folder.refuse_other(row, shape, image.series.dtype.newbyteorder("="))
             if not image.axes.endswith("YX") or "S" in image.axes or (image is not series and image.axes != "YX"):
                 return None
             if image is not series:
@@ -199,16 +200,17 @@ class TiffReader(FileReader):
         return np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("="))
 
     def metadata(self, row: int) -> dict[str, Any]:
-        member = self.folder.members[row]
-        path, listed = self.folder.path_of(member.file), member.listed
+        folder = self.folder
+        member = folder.members[row]
+        path, listed = folder.path_of(member.file), member.listed
         with self._open(member.file) as tif:
             self._take_own_image(tif, path)
             xml = tif.ome_metadata
-        if not xml and self.folder.is_listed:
+        if not xml and folder.is_listed:
             raise FormatError(f"{path}: OME-XML is missing; restore the file, or move it out of this folder")
         if not xml:
             return schema.normalize_metadata(None, 0, "")
-        with self.folder.guard.reading(path):
+        with folder.guard.reading(path):
             return _ome_xml.parse(xml, str(path), 0 if listed is None else listed.series or 0)
 
 

@@ -106,10 +106,8 @@ class OpenVortexFile:
 
 
 def in_place(part: vortex.Array, pixel_bytes: int) -> pa.Array | None:
-    """Return the pixel lists of a part if they are zero-copy views of the mapped file, else None.
-
-    Pixels that are decoded at each access have another address each time.
-    """
+    """Return the pixel lists of a part if they are zero-copy views of the mapped file, else None."""
+    # Pixels that are decoded at each access have another address each time.
     if not len(part) or part.nbytes < pixel_bytes:
         return None
     first, again = (without_views(part.slice(0, 1).to_arrow_array()) for _ in range(2))
@@ -120,10 +118,8 @@ def in_place(part: vortex.Array, pixel_bytes: int) -> pa.Array | None:
 
 
 def without_views(lists: pa.Array) -> pa.Array:
-    """Convert pixel lists from Arrow's binary view type to binary with offsets, if their bytes are contiguous.
-
-    A cast would copy the pixels.
-    """
+    """Convert pixel lists from Arrow's binary view type to binary with offsets, if their bytes are contiguous."""
+    # A cast would copy the pixels.
     if lists.type != _VIEWED:
         return lists
     pixels = lists.values.field(0)
@@ -222,13 +218,12 @@ class VortexTable(StoredTable):
         return leaf if placed_chunks(stored, self.header.expected(np.arange(len(stored)))).all() else None
 
     def _expression(self, field: str, leaves: Sequence[pa.Field] = ()) -> Any:
-        """Return the expression for a field or, of chunks, for only these leaves.
-
-        No expression reaches below a list, but a cast to fewer fields leaves the others undecoded.
-        """
+        """Return the expression for a field or, of chunks, for only these leaves."""
+        # No expression reaches below a list, but a cast to fewer fields leaves the others undecoded.
         expression = expr.column(self.header.column.name)[field]
-        kind = vortex.DType.from_arrow(pa.list_(pa.struct(leaves))) if leaves else None
-        return expression if kind is None else expr.cast(expression, kind)
+        if not leaves:
+            return expression
+        return expr.cast(expression, vortex.DType.from_arrow(pa.list_(pa.struct(leaves))))
 
     def _pixel_rows(self, field: str) -> Rows:
         """Return the rows of a field; for the chunks of a plainly stored file, only their pixels."""
@@ -255,9 +250,9 @@ class VortexTable(StoredTable):
         leaf, dtypes = self._leaf, set(self.header.stored_dtypes)
         if leaf is None:
             return
-        is_list = pa.types.is_list(leaf.type)
-        if dtypes != {np.dtype(leaf.type.value_type.to_pandas_dtype())} if is_list else not self.header.is_native:
-            return  # The leaf does not store pixels as they are in memory.
+        stored = {np.dtype(leaf.type.value_type.to_pandas_dtype())} if pa.types.is_list(leaf.type) else dtypes
+        if stored != dtypes or not self.header.is_native:  # Pixels are not stored as they are in memory.
+            return
         pixels = self._pixel_rows("chunks")
         for part, (start, stop) in zip(pixels.parts, pairwise(pixels.starts), strict=True):
             indices = np.arange(start, stop)
@@ -272,10 +267,8 @@ class VortexTable(StoredTable):
             yield images
 
     def _images_of_scalars(self, indices: Sequence[int]) -> list[Array] | None:
-        """Return images of plainly stored bytes, or None if one is stored in another way.
-
-        A scalar avoids the Arrow arrays, which cost more than dozens of small images; bytes are one object per chunk.
-        """
+        """Return images of plainly stored bytes, or None if one is stored in another way."""
+        # A scalar avoids the Arrow arrays, which cost more than dozens of small images; bytes are one object per chunk.
         if self._leaf is None or self._leaf.name != "pixel_bytes" or not self.header.is_native:
             return None
         rows = self._cached_rows("chunks")
