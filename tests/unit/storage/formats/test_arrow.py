@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.feather
 import pytest
 
-from omearrow_ds import FormatError, OMEArrowDataset, Storage, open_images
+from omearrow_ds import FormatError, OMEArrowDataset, Storage, open_images, write_images
 from tests.support.errors import raises
 from tests.support.objects import serving
 from tests.support.strategies import MIXED, images_of
@@ -38,6 +38,14 @@ def as_stream(source, path):
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     return path
+
+
+def test_columns_of_a_single_record_batch_are_copied(tmp_path):
+    path = tmp_path / "a.arrow"
+    write_images(images_of([((1, 1, 1, 4, 5), "uint16")] * 3), path, columns={"dose": [1.5, 2.5, 3.5]})
+    source = open_images(path)
+    path.write_bytes(bytes(path.stat().st_size))  # A mapped column would change.
+    assert source.columns["dose"].to_pylist() == [1.5, 2.5, 3.5]
 
 
 @pytest.mark.parametrize("name", ["s.arrow", "s.feather", "s.arrows", "s"])
