@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field
 from math import inf
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Self
 
 from omearrow_ds.errors import ArgumentError
 
@@ -142,6 +142,18 @@ def refuse_unknown(passed: Iterable[str], known: Iterable[str], owner: str | Cal
             raise ArgumentError(f"is not an option of {owner}", option=name, remedy=hint)
 
 
+def refuse_value(
+    name: str,
+    value: Any,
+    problem: str = "",
+    remedy: str = "",
+    path: str | os.PathLike[str] | None = None,
+    allowed: str = "",
+) -> NoReturn:
+    """Raise `ArgumentError` for the value of one option."""
+    raise ArgumentError(problem, path=path, option=name, value=value, allowed=allowed, remedy=remedy)
+
+
 def refuse_options(
     options: Mapping[str, Any],
     reason: str,
@@ -150,7 +162,7 @@ def refuse_options(
 ) -> None:
     """Raise `ArgumentError` for the first of these options, if any."""
     for name, value in options.items():
-        raise ArgumentError(reason, path=path, option=name, value=value, remedy=remedy)
+        refuse_value(name, value, reason, remedy, path)
 
 
 def options_of(record: type[OptionRecord]) -> list[Field[Any]]:

@@ -72,7 +72,7 @@ def test_what_a_killed_writer_left_is_removed_and_what_a_live_one_holds_is_not(p
 def test_a_folder_that_another_writer_takes_for_a_killed_one_is_made_again(tmp_path, monkeypatch, moment):
     """Processes that raced for one target found this: one had created its folder, but not locked it yet."""
     lost = []
-    opened, locked = publish.os.open, publish._lock
+    opened, locked = publish.os.open, publish.fcntl.flock
 
     def lose(folder):
         if not lost:
@@ -90,7 +90,7 @@ def test_a_folder_that_another_writer_takes_for_a_killed_one_is_made_again(tmp_p
         return locked(descriptor, how)
 
     monkeypatch.setattr(publish.os, "open", opening)
-    monkeypatch.setattr(publish, "_lock", locking)
+    monkeypatch.setattr(publish.fcntl, "flock", locking)
     write_images([image_of((4, 5))], tmp_path / "images.arrow")
     assert len(lost) == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["images.arrow"]

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from omearrow_ds.axes import AXES, SampleAxes
+from omearrow_ds.codec.encode import Image
 from omearrow_ds.dataset.collection import Collection
 from omearrow_ds.dataset.crop_boxes import Boxes, CropOptions, make_crops
 from omearrow_ds.dataset.stored_images import PreloadOptions
@@ -23,8 +24,8 @@ from omearrow_ds.errors import ArgumentError, PathExistsError
 from omearrow_ds.options import WriteSettings, refuse_unknown
 from omearrow_ds.resources import split_by_bytes
 from omearrow_ds.storage.formats._base import Array, Images
-from omearrow_ds.storage.hashes import Hasher
-from omearrow_ds.storage.jobs import Image, Material, opening_of
+from omearrow_ds.storage.hashes import checksum_of
+from omearrow_ds.storage.jobs import Material, opening_of
 from omearrow_ds.storage.keys import IMAGE_ID
 from omearrow_ds.storage.manifest import JOBS
 from omearrow_ds.storage.objects import ObjectSettings
@@ -35,7 +36,7 @@ from omearrow_ds.storage.remote import Storage
 from omearrow_ds.storage.source import Encoding, opened, refuse_over_source, write_parts
 from omearrow_ds.storage.table_files import read_input_table
 from omearrow_ds.storage.verified import verified_where_stored
-from omearrow_ds.storage.writing import Target, write
+from omearrow_ds.storage.writing import Target, is_parts, write
 from omearrow_ds.text import count
 
 _OF_FIELD = "Metadata_image_id"  # The name in `write_embeddings`.
@@ -136,7 +137,7 @@ def write_crops(
             num_objects = count(len(material.crops) + material.crops.num_dropped, "object")
             problem = f"pad='drop' skips {material.crops.num_dropped:,} of {num_objects}"
             warnings.warn(f"{dst}: {problem}, whose crops extend beyond the field", UserWarning, stacklevel=2)
-        if target.in_parts:
+        if is_parts(target.path):
             write_parts(material, target, settings)
             return
         images = material.images(np.arange(len(material.order)))
@@ -186,7 +187,6 @@ class _Crops:
         self.image_ids: Sequence[str] = [ids[position] for position in self.order.tolist()]
         self.shapes: Array = np.column_stack([chosen.shapes[fields, :3], *boxes[3:]]).astype(np.int64)
         self.dtypes: Sequence[np.dtype[Any]] = [chosen.dtypes[field] for field in fields]
-        self._hasher = Hasher() if cutting.checksum else None
         self.checksums: pa.ChunkedArray | None = None
         self.options: Mapping[str, Any] = {"pad": cutting.placing.get("pad")}
 
@@ -198,7 +198,7 @@ class _Crops:
             metadata = {field: collection.source.metadata(field) for field in dict.fromkeys(fields)}
             pixels = collection.batch(positions.tolist(), np.empty)
             for position, field, crop in zip(positions.tolist(), fields, pixels, strict=True):
-                checksum = None if self._hasher is None else self._hasher.checksum(crop)
+                checksum = checksum_of(crop) if self._cutting.checksum else None
                 yield Image(crop, collection.sample_ids[position], metadata[field], checksum)
 
     def opening(self, store: PartsStore) -> Callable[[], Material]:

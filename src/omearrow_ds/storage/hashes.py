@@ -12,6 +12,7 @@ and 4.2, SHA-256 1.7 and 1.8, BLAKE2b 0.7 and 0.9 (2026-11-22, xxhash 4.1.0).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ from omearrow_ds.storage.formats._detect import entries_below
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-_SHORT = 2 * 16  # Number of hexadecimal digits.
+_SHORT = 2 * 16  # Number of hexadecimal digits of hashes of small data, and of parts in manifests of version 1.
 Array = np.ndarray[Any, Any]
 KIND = "xxh3-128:"  # Prefix of stored checksums, so that another hash can be added later.
 _LITTLE = sys.byteorder == "little"
@@ -41,50 +42,40 @@ def digest_of(data: bytes | memoryview) -> str:
     return new_hash(data).hexdigest()
 
 
-def part_hash(digits: str = "") -> _Hash | hashlib.blake2b:
-    """Return a new hash object with the algorithm of part names; ``digits`` are those of an existing name to verify."""
-    return new_hash() if is_short(digits) else hashlib.sha256()
-
-
-def is_short(digits: str) -> bool:
-    """Whether ``digits`` are a short hash, which is used for small data and in part names of older versions."""
-    return len(digits) == _SHORT
+def part_hash(digits: str) -> _Hash | hashlib.blake2b:
+    """Return a new hash object to verify the name of a part, which contains ``digits``."""
+    return new_hash() if len(digits) == _SHORT else hashlib.sha256()
 
 
 def file_hash(file: Path) -> str:
-    """Return the hash of a small file."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, new_hash).hexdigest()
 
 
 def hash_of(path: Path) -> str:
     """Return the hash for the name of a part, computed from its file or, for a folder, from all files in it."""
-    digest, is_folder = part_hash(), path.is_dir()
-    for part_file in sorted(Path(entry) for entry in entries_below(path)) if is_folder else [path]:
-        if is_folder:
-            header = f"{part_file.relative_to(path).as_posix()} {part_file.stat().st_size}\n"
+    digest = hashlib.sha256()
+    for file in sorted(map(Path, entries_below(path))) if path.is_dir() else [path]:
+        if file != path:
+            header = f"{file.relative_to(path).as_posix()} {file.stat().st_size}\n"
             digest.update(header.encode(errors="surrogateescape"))
-        with part_file.open("rb") as file:
-            hashlib.file_digest(file, lambda: digest)
+        with file.open("rb") as opened:
+            hashlib.file_digest(opened, lambda: digest)
     return digest.hexdigest()
 
 
-class Hasher:
-    """Computes checksums of many images, with little overhead per image.
+@functools.lru_cache(maxsize=4096)  # Formatting the text takes longer than hashing 100 x 100 pixels.
+def _begin_checksum(dtype: np.dtype[Any], shape: tuple[int, ...]) -> xxhash.xxh3_128:
+    return xxhash.xxh3_128(f"{dtype.name} {shape}".encode())
+
+
+def checksum_of(image: Array) -> str:
+    """Return the checksum of an image: the prefix ``xxh3-128:``, then 32 hexadecimal digits.
 
     The input is the UTF-8 text ``"uint16 (1, 3, 1, 100, 100)"`` of dtype and shape, then the pixels in C order,
-    little-endian. The state after the text is cached: formatting the text takes longer than hashing 100 x 100 pixels.
+    little-endian.
     """
-
-    def __init__(self) -> None:
-        self._begun: dict[tuple[np.dtype[Any], tuple[int, ...]], xxhash.xxh3_128] = {}
-
-    def checksum(self, image: Array) -> str:
-        """Return the checksum of an image: the prefix ``xxh3-128:``, then 32 hexadecimal digits."""
-        kind = image.dtype, image.shape
-        if kind not in self._begun:
-            self._begun[kind] = xxhash.xxh3_128(f"{image.dtype.name} {image.shape}".encode())
-        digest = self._begun[kind].copy()
-        as_hashed = image.flags.c_contiguous and _LITTLE
-        digest.update((image if as_hashed else np.ascontiguousarray(image, image.dtype.newbyteorder("<"))).data)
-        return KIND + digest.hexdigest()
+    digest = _begin_checksum(image.dtype, image.shape).copy()
+    as_hashed = image.flags.c_contiguous and _LITTLE
+    digest.update((image if as_hashed else np.ascontiguousarray(image, image.dtype.newbyteorder("<"))).data)
+    return KIND + digest.hexdigest()

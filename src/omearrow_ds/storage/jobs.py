@@ -30,7 +30,8 @@ from omearrow_ds.errors import ColumnError, FormatError, MissingPathError, OMEAr
 from omearrow_ds.options import WriteSettings
 from omearrow_ds.resources import image_bytes, split_by_bytes
 from omearrow_ds.storage.formats._base import Array, Images
-from omearrow_ds.storage.hashes import Hasher, new_hash
+from omearrow_ds.storage.formats._error_translation import refuse
+from omearrow_ds.storage.hashes import checksum_of, new_hash
 from omearrow_ds.storage.manifest import PLATE
 from omearrow_ds.storage.parts_source import Index, Open
 from omearrow_ds.storage.parts_stores import PartsStore, parts_store
@@ -40,11 +41,10 @@ from omearrow_ds.storage.verified import verified_where_stored
 from omearrow_ds.storage.writing import Target, write
 from omearrow_ds.text import count
 
-Image = codec.Image  # Item that a material yields.
 _GROUP_BYTES = 2**25  # Decoded images in memory at once.
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of glibc's mallopt.
 _LARGE_BYTES = 2**24
-WritePart = Callable[[int], PartRecord]
+WritePart = Callable[[int], object]
 _UNREADABLE = (FormatError, MissingPathError)
 
 
@@ -73,7 +73,7 @@ class SourceImages:
     """Images of a source to be written, verified if they have a checksum; with ``checksum``, others get one."""
 
     def __init__(self, source: Images, *, checksum: bool) -> None:
-        self.source, self._hasher = source, Hasher() if checksum else None
+        self.source, self._has_checksums = source, checksum
         self.image_ids, self.shapes, self.dtypes = source.image_ids, source.shapes, source.dtypes
         self.columns, self.checksums = source.columns, source.checksums
         self.options: Mapping[str, Any] = {}
@@ -90,12 +90,12 @@ class SourceImages:
             yield from (self._image(index, pixels) for index, pixels in enumerate(images, start=start))
 
     def _image(self, index: int, pixels: Array) -> codec.Image:
-        checksum = None if self._hasher is None else self._stored[index] or self._hasher.checksum(pixels)
+        checksum = self._stored[index] or checksum_of(pixels) if self._has_checksums else None
         return codec.Image(pixels, self.image_ids[index], self.source.metadata(index), checksum)
 
     def opening(self, store: PartsStore) -> Callable[[], Material]:
         del store
-        return partial(_open_source_images, opening_of(self.source), checksum=self._hasher is not None)
+        return partial(_open_source_images, opening_of(self.source), checksum=self._has_checksums)
 
 
 def _open_source_images(open_source: Callable[[], Images], *, checksum: bool) -> Material:
@@ -129,8 +129,6 @@ def _split_indices(material: Material, indices: Array) -> Iterator[Array]:
 
 @dataclass(frozen=True)
 class PartitionOptions:
-    """Rules that assign images to parts."""
-
     part_bytes: int  # Maximum decoded size of the images of a part; one image may exceed it.
     shuffle_seed: int | None = None  # Permutes images over all parts of a plate or group; None keeps their order.
     group_by: tuple[str, ...] = ()  # Columns in addition to the plate's; a part has one value of each.
@@ -155,24 +153,17 @@ class PartitionOptions:
             names = ", ".join(map(repr, known)) or "none"
             raise ColumnError(f"{material.source.path}: group_by={unknown!r}: no such column; pass one of {names}")
         grouping = dict.fromkeys([*([PLATE] if PLATE in known else []), *self.group_by])
-        codes = [_codes(columns[name], f"{material.source.path}: group_by={name!r}") for name in grouping]
-        if not codes or not len(columns):
-            return [np.arange(len(material.image_ids))]
-        _, first, group = np.unique(np.stack(codes, axis=1), axis=0, return_index=True, return_inverse=True)
-        first_of = first[group.reshape(-1)]
-        order = np.argsort(first_of, kind="stable")
-        return np.split(order, np.flatnonzero(np.diff(first_of[order])) + 1)
-
-
-def _codes(column: pa.ChunkedArray, subject: str) -> Array:
-    """Return a code for each value of a column, including null."""
-    try:
-        encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
-    except pa.ArrowNotImplementedError:
-        problem = f"has the type {column.type}, which cannot be grouped"
-        raise ColumnError(f"{subject}: {problem}; pass another column") from None
-    codes: Array = encoded.indices.to_numpy(zero_copy_only=False)
-    return codes
+        nested = next((name for name in grouping if pa.types.is_nested(columns[name].type)), None)
+        if nested is not None:
+            problem = f"has the type {columns[nested].type}, which cannot be grouped"
+            raise ColumnError(f"{material.source.path}: group_by={nested!r}: {problem}; pass another column")
+        rows = np.arange(len(material.image_ids))
+        if not grouping or not len(rows):
+            return [rows]
+        keys = list(map(str, range(len(grouping))))
+        table = pa.table([*(columns[name] for name in grouping), rows], [*keys, "rows"])
+        grouped = table.group_by(keys, use_threads=False).aggregate([("rows", "list")])
+        return [group.values.to_numpy() for group in grouped["rows_list"]]
 
 
 def describe_plan(material: Material, target: Target, options: PartitionOptions, num_parts: int) -> dict[str, Any]:
@@ -191,8 +182,7 @@ def describe_plan(material: Material, target: Target, options: PartitionOptions,
         "layout": layout,
         "parts": num_parts,
     }
-    as_json: dict[str, Any] = json.loads(json.dumps(description))  # With lists instead of tuples.
-    return as_json
+    return dict(json.loads(json.dumps(description)))  # With lists instead of tuples.
 
 
 def hash_images(material: Material) -> str:
@@ -256,11 +246,11 @@ def _open_writer(pickled: bytes) -> WritePart:
     if hash_images(material) != expected_hash:
         problem = f"the source on host {socket.gethostname()} differs from the planned source"
         remedy = "provide the same source on all hosts, and do not change it before all parts are written"
-        raise FormatError(problem, path=material.source.path, remedy=remedy)
+        refuse(material.source.path, problem, remedy)
     return partial(_write_part, material, options.plan(material), *others)
 
 
-def _write_in_worker(pickled: bytes, number: int) -> PartRecord:
+def _write_in_worker(pickled: bytes, number: int) -> object:
     return _open_writer(pickled)(number)
 
 
@@ -278,14 +268,14 @@ def make_parts(material: Material, target: Target, settings: WriteSettings, open
     missing = [number for number in share if number not in written]
     others = target, parts, settings.skips_errors
     if settings.executor is None:
-        write_part = partial(_write_part, material, plan, *others)
+        write_part: WritePart = partial(_write_part, material, plan, *others)
     else:
         reopened = material.opening(parts.store), description["source"]["known"], options
         write_part = partial(_write_in_worker, pickle.dumps((*reopened, *others)))
     label, is_silent = target.format.label, not settings.progress
     with tqdm(total=len(share), initial=len(share) - len(missing), unit="part", desc=label, disable=is_silent) as bar:
         try:
-            for _ in _records(settings.executor, write_part, missing, parts, len(plan)):
+            for _ in _run_jobs(settings.executor, write_part, missing, parts, len(plan)):
                 bar.update()
         except KeyboardInterrupt:
             problem = f"{len(parts.finished_parts()):,} of {count(len(plan), 'part')} are written"
@@ -293,20 +283,18 @@ def make_parts(material: Material, target: Target, settings: WriteSettings, open
     return parts
 
 
-def _records(
+def _run_jobs(
     executor: Executor | None, write_part: WritePart, numbers: Sequence[int], parts: PartsTarget, total: int
-) -> Iterator[PartRecord]:
-    """Yield the records of parts as they are written; after an error, parts that have not begun are cancelled."""
-    if executor is None:
-        for number in numbers:
-            with _naming_part(parts, number, total):
-                yield write_part(number)
-        return
-    futures: dict[Future[PartRecord], int] = {}
+) -> Iterator[object]:
+    """Write parts, and yield after each; after an error, parts that have not begun are cancelled."""
+    futures: dict[Future[object], int] = {}
     try:
         for number in numbers:
             with _naming_part(parts, number, total):
-                futures[executor.submit(write_part, number)] = number
+                if executor is None:
+                    yield write_part(number)
+                else:
+                    futures[executor.submit(write_part, number)] = number
         for future in as_completed(futures):
             with _naming_part(parts, futures[future], total):
                 yield future.result()

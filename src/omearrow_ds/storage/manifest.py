@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, Self
 
 from omearrow_ds.errors import FormatError
 from omearrow_ds.storage.formats._detect import refuse_special
-from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
-from omearrow_ds.storage.hashes import is_short
+from omearrow_ds.storage.formats._error_translation import MALFORMED, refuse, translate_errors
 
 MANIFEST, INDEX, PARTS = "parts.json", "index.parquet", "parts"
 JOBS, PLAN, REPLACES = "jobs", "jobs/plan.json", "replaces"  # Only while the collection is written.
@@ -72,9 +71,7 @@ class Manifest:
     index_file: str = INDEX  # Below a URL, the name contains the hash, so that old and new index can coexist.
 
     def as_json(self) -> str:
-        """Return the JSON text of the manifest, in version 1 if possible, because older readers refuse version 2."""
-        version = 1 if all(is_short(part.hash) for part in self.parts) else _VERSION
-        return json.dumps(asdict(self) | {"version": version}, indent=1)
+        return json.dumps(asdict(self) | {"version": _VERSION}, indent=1)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -97,7 +94,7 @@ class Manifest:
         invalid += [] if INDEX_NAME.fullmatch(manifest.index_file) else [manifest.index_file]
         if invalid:
             problem = f"{invalid[0]!r} is an invalid part or index name, or has a negative number of images"
-            raise FormatError(problem, path=file, remedy="restore it")
+            refuse(file, problem, "restore it")
         return manifest
 
 

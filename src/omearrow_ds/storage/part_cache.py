@@ -23,10 +23,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
-from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError, StorageError, WriteError
+from omearrow_ds.errors import MissingPathError, StorageError, WriteError
+from omearrow_ds.options import refuse_value
 from omearrow_ds.resources import is_private_file
+from omearrow_ds.storage.formats._error_translation import refuse
 from omearrow_ds.storage.hashes import new_hash, part_hash
 from omearrow_ds.storage.manifest import MANIFEST, PART_NAME, PublishedPart
 
@@ -75,8 +77,6 @@ class CacheEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class PartCache:
-    """Cache folder of fetched files."""
-
     folder: Path
     limit_bytes: int  # Maximum size of all files, including those being fetched.
 
@@ -87,7 +87,7 @@ class PartCache:
         try:
             if (path.parent / MANIFEST).exists():
                 problem = "contains the parts of a collection, which a cache could remove"
-                raise ArgumentError(problem, option="part_cache", value=path, remedy="pass another folder")
+                refuse_value("part_cache", path, problem, "pass another folder")
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if limit_bytes is None:
                 limit_bytes = (shutil.disk_usage(path).free + _used_bytes(path)) // _SHARE
@@ -101,16 +101,12 @@ class PartCache:
         path = Path(folder).absolute()
         if not path.is_dir():
             raise MissingPathError(f"{path}: is not a folder; pass the folder of a part cache")
-        try:
-            descriptor = os.open(path / _LOCK, _READ)
-        except OSError:
-            mark = b""
-        else:
-            mark = os.read(descriptor, len(_MARK)) if is_private_file(os.fstat(descriptor)) else b""
-            os.close(descriptor)
+        mark = b""
+        with suppress(OSError), _opened(path / _LOCK) as lock:
+            if is_private_file(os.fstat(lock.fileno())):
+                mark = lock.read(len(_MARK))
         if mark != _MARK and any(path.iterdir()):
-            problem = "contains files that are not from a part cache of this user"
-            raise FormatError(problem, path=path, remedy="pass another folder")
+            refuse(path, "contains files that are not from a part cache of this user", "pass another folder")
         return cls(path, limit_bytes)
 
     def entries(self) -> list[CacheEntry]:
@@ -118,11 +114,8 @@ class PartCache:
         # A listing must not create the folder or its lock.
         with self._locked_names() if list(_files_in(self.folder)) else nullcontext():
             for status, path in sorted(_files_in(self.folder), key=lambda file: file[0].st_atime_ns, reverse=True):
-                with suppress(OSError):  # The file belongs to another user.
-                    descriptor = os.open(path, _READ)
-                    is_pinned = not _try_lock(descriptor)
-                    entries.append(CacheEntry(path.name, status.st_size, status.st_atime, is_pinned))
-                    os.close(descriptor)
+                with suppress(OSError), _opened(path) as file:  # It may belong to another user.
+                    entries.append(CacheEntry(path.name, status.st_size, status.st_atime, not _try_lock(file.fileno())))
         return entries
 
     def shrink(self) -> None:
@@ -148,16 +141,16 @@ class PartCache:
         Raises `WriteError` if the cache is full, and no file in use is released; `StorageError` if another process
         fetches the file without progress.
         """
-        pinned, started_s = None, time.monotonic()
+        started_s = time.monotonic()
         while True:
             try:
                 pinned = self.try_acquire(name, size_bytes, fetch)
+                if pinned is not None:
+                    return pinned
             except BlockingIOError:
                 waited_s = time.monotonic() - started_s
                 if size_bytes > self.limit_bytes or (not release() and waited_s > _MAX_FULL_S):
                     raise self._no_room(name, size_bytes) from None
-            if pinned is not None:
-                return pinned
             self._refuse_stuck(name)
             time.sleep(_POLL_S)
 
@@ -241,16 +234,10 @@ class PartCache:
         for status, path in files:
             if path == excluded:
                 continue
-            try:
-                descriptor = os.open(path, _READ)
-            except OSError:  # It is missing, or belongs to another user.
-                continue
-            try:
-                if _try_lock(descriptor):
+            with suppress(OSError), _opened(path) as file:  # It may be missing, or belong to another user.
+                if _try_lock(file.fileno()):
                     path.unlink()
                     yield status.st_size
-            finally:
-                os.close(descriptor)
 
     def _no_room(self, name: str, size_bytes: int) -> WriteError:
         used = f"{_used_bytes(self.folder):,} of part_cache_bytes={self.limit_bytes:,}"
@@ -310,6 +297,10 @@ def _this_start_s() -> int:
 
 def default_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "omearrow_ds" / "parts"
+
+
+def _opened(path: Path) -> BinaryIO:
+    return os.fdopen(os.open(path, _READ), "rb")
 
 
 def _try_lock(descriptor: int) -> bool:

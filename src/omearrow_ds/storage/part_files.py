@@ -6,7 +6,7 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -16,7 +16,7 @@ from omearrow_ds.errors import ArgumentError, BackendError, ColumnError, FormatE
 from omearrow_ds.storage.concat_source import Part, joined
 from omearrow_ds.storage.formats import Format, _detect
 from omearrow_ds.storage.formats._base import Images
-from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
+from omearrow_ds.storage.formats._error_translation import MALFORMED, refuse, translate_errors
 from omearrow_ds.storage.formats._folder import natural_key
 from omearrow_ds.storage.manifest import MANIFEST, SUFFIX, is_published
 from omearrow_ds.storage.protocol import Paths
@@ -54,24 +54,28 @@ def label_of(paths: Paths) -> Path:
     """Return a label for several paths in messages: the glob, or the common folder and the number of paths."""
     if isinstance(paths, str | os.PathLike):
         return Path(paths).absolute()
-    folders = [Path(item).absolute().parent for item in paths]
+    folders = [Path(path).absolute().parent for path in paths]
     return Path(os.path.commonpath(folders) if folders else "", f"({count(len(folders), 'path')})")
 
 
-def parts_of(paths: Paths, only: str | None) -> list[Part]:
-    """Return the collections at several paths; for a folder that is not a collection itself, return those below it.
+def open_several(paths: Paths, only: str | None, opening: Callable[..., Images]) -> Images:
+    """Open several paths as one collection; for a folder that is not a collection itself, open those below it.
 
     Matches of a glob are in natural order. ``only`` names the only format to find in folders; None accepts the format
     that exists.
     """
     if isinstance(paths, str | os.PathLike):
-        candidates = _globbed(os.fspath(paths))
-        if not candidates:
+        matches = _globbed(os.fspath(paths))
+        if not matches:
             raise _detect.missing(paths, "no file matches the pattern; correct the pattern")
-    else:
-        candidates = [Path(candidate) for candidate in paths]
-        if not candidates:
-            raise ArgumentError("the list of paths is empty", remedy="pass at least one path")
+        return _with_images(label_of(paths), _parts_at(matches, only), opening)
+    if not paths:
+        raise ArgumentError("the list of paths is empty", remedy="pass at least one path")
+    parts = _parts_at(map(Path, paths), only)
+    return joined(label_of(paths), parts, opening, [part.path for part in parts])
+
+
+def _parts_at(candidates: Iterable[Path], only: str | None) -> list[Part]:
     files: list[Path] = []
     for path in (candidate.absolute() for candidate in candidates):
         alone = not path.is_dir() or is_published(path) or _detect.found_at(path) is not None
@@ -118,18 +122,16 @@ def files_below(folder: Path, only: str | None) -> list[Path]:
     if len(tables) > 1:
         of_images = {fmt: [file for file in files if not _detect.is_plain(file)] for fmt, files in tables.items()}
         tables = {fmt: files for fmt, files in of_images.items() if files}
-    pictures = {other.noun: number for other, number in _detect.others_in(others).items() if other.is_image}
+    pictures = [count(number, other.noun) for other, number in _detect.others_in(others).items() if other.is_image]
     if tables and len(tables) + len(pictures) > 1:
         kinds = [
             f"{count(len(files), f'{fmt.label} table')}, e.g. {files[0].relative_to(folder)}"
             for fmt, files in tables.items()
         ]
-        kinds += [count(number, noun) for noun, number in pictures.items()]
-        first = next(iter(tables)).name
-        remedy = f"pass format={first!r} for the first, or a glob pattern"
-        raise FormatError(f"contains mixed files, {' and '.join(kinds)}", path=folder, remedy=remedy)
-    tables_found = next(iter(tables.values()), []) if all(fmt.kind == "table" for fmt in tables) else []
-    return sorted(tables_found, key=lambda path: list(map(natural_key, path.relative_to(folder).parts)))
+        remedy = f"pass format={next(iter(tables)).name!r} for the first, or a glob pattern"
+        refuse(folder, f"contains mixed files, {' and '.join((*kinds, *pictures))}", remedy)
+    found_tables = [file for fmt, files in tables.items() if fmt.kind == "table" for file in files]
+    return sorted(found_tables, key=lambda path: list(map(natural_key, path.relative_to(folder).parts)))
 
 
 def _collections_below(folder: Path) -> Iterator[tuple[Path, Format | None]]:
@@ -140,19 +142,16 @@ def _collections_below(folder: Path) -> Iterator[tuple[Path, Format | None]]:
         current = folders.pop()
         status = current.stat()
         if (status.st_dev, status.st_ino) in visited:
-            problem = f"appears twice below {folder} through links"
-            raise FormatError(problem, path=current, remedy="pass a list of paths or a glob pattern")
+            refuse(current, f"appears twice below {folder} through links", "pass a list of paths or a glob pattern")
         visited.add((status.st_dev, status.st_ino))
         with os.scandir(current) as entries:
             for entry in sorted(entries, key=lambda entry: entry.is_dir()):
                 number += 1
                 if number > _MOST_ENTRIES:
-                    problem = f"contains more than {_MOST_ENTRIES:,} files"
-                    raise FormatError(problem, path=folder, remedy="pass a subfolder or a glob pattern")
+                    refuse(folder, f"contains more than {_MOST_ENTRIES:,} files", "pass a subfolder or a glob pattern")
                 if entry.name in _LOGS:
                     problem = f"is a {_LOGS[entry.name]} table, whose folder may contain deleted files"
-                    remedy = "pass a list of the files that the table's library lists as current"
-                    raise FormatError(problem, path=current, remedy=remedy)
+                    refuse(current, problem, "pass a list of the files that the table's library lists as current")
                 if entry.name.startswith(_HIDDEN):
                     continue
                 path = Path(entry.path)
@@ -160,11 +159,9 @@ def _collections_below(folder: Path) -> Iterator[tuple[Path, Format | None]]:
                     yield path, _detect.found_in_file(path)
                     continue
                 if entry.name == _FOLDER and _metadata_files(path):
-                    problem = "is an Iceberg table, whose folder may contain old files"
-                    raise FormatError(problem, path=current, remedy="pass only this table")
+                    refuse(current, "is an Iceberg table, whose folder may contain old files", "pass only this table")
                 if entry.name.endswith(SUFFIX):
-                    remedy = "pass this path, or a list or glob pattern of collections"
-                    raise FormatError("is a separate collection", path=path, remedy=remedy)
+                    refuse(path, "is a separate collection", "pass this path, or a list or glob pattern of collections")
                 fmt = _detect.found_in_folder(path)
                 if fmt is None:
                     folders.append(path)
@@ -172,19 +169,10 @@ def _collections_below(folder: Path) -> Iterator[tuple[Path, Format | None]]:
                     yield path, fmt
 
 
-def open_several(paths: Paths, only: str | None, opening: Callable[..., Images]) -> Images:
-    """Open several paths as one collection; see `parts_of` for ``only``, and `parts_of` and `joined` for errors."""
-    parts, label = parts_of(paths, only), label_of(paths)
-    if isinstance(paths, str | os.PathLike):
-        return _with_images(label, parts, opening)
-    return joined(label, parts, opening, [part.path for part in parts])
-
-
 def open_below(folder: Path, only: str | None, opening: Callable[..., Images]) -> Images:
     """Open the collections below a folder, or the Iceberg table at a folder or metadata file, as one collection."""
     if folder.name.endswith(SUFFIX):
-        problem = f"{MANIFEST} does not exist, so the collection is incomplete"
-        raise FormatError(problem, path=folder, remedy="write it again, or restore it")
+        refuse(folder, f"{MANIFEST} does not exist, so the collection is incomplete", "write it again, or restore it")
     metadata = metadata_of(folder) if only is None else None
     if metadata is not None:
         return joined(folder, parts_of_table(metadata), opening)
@@ -221,8 +209,7 @@ def metadata_of(path: Path) -> Path | None:
         return folder / Path(named).name
     *others, newest = sorted(_metadata_files(folder), key=_version)
     if others and _version(others[-1]) == _version(newest):
-        problem = f"{others[-1].name} and {newest.name} have the same highest version"
-        raise FormatError(problem, path=path, remedy="pass one of these files")
+        refuse(path, f"{others[-1].name} and {newest.name} have the same highest version", "pass one of these files")
     return newest
 
 
@@ -253,13 +240,13 @@ def parts_of_table(metadata: Path) -> list[Part]:
         if metadata.parent.parent.resolve() != root.resolve() and _ELSEWHERE not in table.metadata.properties:
             problem = f"lists files below {root}, so the table was moved or copied"
             remedy = "move it back, register it again, or pass the data folder (which may contain old files)"
-            raise FormatError(problem, path=metadata, remedy=remedy)
+            refuse(metadata, problem, remedy)
         _refuse_renamed(table.metadata.schemas, metadata)
         tasks = list(table.scan().plan_files())
     deleted = next((task for task in tasks if task.delete_files), None)
     if deleted is not None:
         problem, remedy = f"rows of {deleted.file.file_path} are marked as deleted", "rewrite the table without them"
-        raise FormatError(problem, path=metadata, remedy=f"{remedy} {_REWRITE}")
+        refuse(metadata, problem, f"{remedy} {_REWRITE}")
     files = sorted((_local(task.file.file_path) for task in tasks), key=lambda file: natural_key(str(file)))
     if not files:
         raise FormatError(f"{metadata}: the newest snapshot has no files; add images to the table")
@@ -290,4 +277,4 @@ def _refuse_renamed(schemas: Sequence[Any], metadata: Path) -> None:
         for column in sorted(columns):
             if previous.setdefault(column[position], column[1 - position]) != column[1 - position]:
                 problem = f"column {column[1]!r} was renamed or created again, so files may have old names"
-                raise FormatError(problem, path=metadata, remedy=f"rewrite the table {_REWRITE}")
+                refuse(metadata, problem, f"rewrite the table {_REWRITE}")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from omearrow_ds.errors import ArgumentError, MissingPathError, PathExistsError
+from omearrow_ds.options import refuse_value
 from omearrow_ds.storage import remote
 from omearrow_ds.storage.formats import FORMATS, Format
 from omearrow_ds.storage.formats._detect import entries_below
@@ -26,7 +27,7 @@ from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.hashes import digest_of
 from omearrow_ds.storage.manifest import INDEX, INDEX_NAME, JOBS, MANIFEST, PARTS, PLAN, REPLACES, is_published
 from omearrow_ds.storage.publish import check_target, move, move_without_replacing, private_folder
-from omearrow_ds.storage.remote import ObjectStore, RetryDeadline, Storage
+from omearrow_ds.storage.remote import ObjectStore, RetryDeadline, Storage, describe
 
 _LOCK = "lock"
 _PIECE_BYTES = 2**23  # Larger objects are sent in requests of this size, each with its own retries.
@@ -191,7 +192,7 @@ class BucketStore(ObjectStore):
         if fmt.is_folder:
             problem = f"parts of {fmt.label} are folders, which object stores cannot store"
             remedy = f"pass one of {', '.join(other.name for other in FORMATS if not other.is_folder)}"
-            raise ArgumentError(problem, path=self.path, option="format", value=fmt.name, remedy=remedy)
+            refuse_value("format", fmt.name, problem, remedy, self.path)
         self.begin(overwrite=overwrite)
 
     @property
@@ -272,26 +273,27 @@ class BucketStore(ObjectStore):
         from obstore.exceptions import BaseError  # noqa: PLC0415  # after the client, which reports its absence
 
         def attempt() -> None:
-            max_concurrency = _MAX_CONCURRENCY if read_s == remote.READ_S else 1
-            with _ProgressFile(path, deadline) as file:
-                client = self.client(read_s, retries=True)
-                client.put(name, file, chunk_size=_PIECE_BYTES, max_concurrency=max_concurrency)
-
-        def allow_more_time() -> None:
             nonlocal read_s
-            if read_s >= _SLOWEST_S:
-                return
+            max_concurrency = _MAX_CONCURRENCY if read_s == remote.READ_S else 1
+            try:
+                with _ProgressFile(path, deadline) as file:
+                    client = self.client(read_s, retries=True)
+                    client.put(name, file, chunk_size=_PIECE_BYTES, max_concurrency=max_concurrency)
+            except BaseError as error:
+                if read_s < _SLOWEST_S and "timed out" in describe(error) and is_answering():
+                    read_s *= _SLOWER
+                    deadline.reset()
+                raise
+
+        def is_answering() -> bool:
             try:
                 self.client().head(MANIFEST)
             except FileNotFoundError:
-                pass
+                return True
             except BaseError as error:
-                if "status code" not in str(error):  # It does not answer a small request either.
-                    return
-            read_s *= _SLOWER
-            deadline.reset()
+                return "status code" in str(error)
+            return True
 
-        deadline.on_timeout = allow_more_time
         self.repeat(deadline, attempt)
 
     def sizes(self, folder: str) -> Mapping[str, int]:
@@ -310,7 +312,7 @@ class BucketStore(ObjectStore):
         objects = self.repeat(deadline, lambda: self.client().list_with_delimiter()["objects"])
         names = [item["path"] for item in objects]
         self.remove([name for name in names if INDEX_NAME.fullmatch(name) and name != index_file])
-        self.remove([f"{JOBS}/{name}" for name in self.sizes(JOBS) if f"{JOBS}/{name}" != PLAN])
+        self.remove({f"{JOBS}/{name}" for name in self.sizes(JOBS)} - {PLAN})
         self.remove([PLAN])  # Removed last, so that the same command can resume the cleanup.
 
 

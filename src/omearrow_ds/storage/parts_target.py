@@ -26,7 +26,7 @@ from numpy.lib.array_utils import byte_bounds
 
 from omearrow_ds.errors import FormatError, OMEArrowDSError, PathExistsError, WriteError
 from omearrow_ds.storage.formats._base import Array, Images
-from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
+from omearrow_ds.storage.formats._error_translation import MALFORMED, refuse, translate_errors
 from omearrow_ds.storage.formats._stored import LOOKED_AT
 from omearrow_ds.storage.formats._table import TableImages
 from omearrow_ds.storage.hashes import digest_of, hash_of
@@ -63,8 +63,6 @@ _ASPECTS = {
 
 @dataclass(frozen=True)
 class PartRecord:
-    """Result of a job."""
-
     part: PublishedPart
     failed: Sequence[Mapping[str, str]] = ()  # Id and error of each image that could not be read.
     outline: Mapping[str, Any] = field(default_factory=dict)  # Storage layout and metadata of a few images, as JSON.
@@ -135,18 +133,18 @@ class PartsTarget:
         """Return the records of finished parts by part number; records of missing or truncated parts are removed."""
         # Records are listed first: if parts were, a part that finishes in between would count as missing.
         files = self.store.sizes(JOBS)
-        names = sorted(name for name in files if _RECORD.fullmatch(name))
-        contents = self.store.read_files([f"{JOBS}/{name}" for name in names])
+        names = [f"{JOBS}/{name}" for name in sorted(files) if _RECORD.fullmatch(name)]
+        contents = self.store.read_files(names)
         sizes_bytes, records = self.store.sizes(PARTS), {}
         for name, data in zip(names, contents, strict=True):
             if data is None:  # It was removed meanwhile.
                 continue
-            record = PartRecord.parse(data, self.path / JOBS / name)
+            record = PartRecord.parse(data, self.path / name)
             part = record.part
             if sizes_bytes.get(part.name) == part.size_bytes and f"{part.name}.{INDEX}" in files:
-                records[int(name.partition(".")[0])] = record
+                records[int(Path(name).stem)] = record
             else:
-                self.store.remove([f"{JOBS}/{name}"])
+                self.store.remove([name])
         return records
 
     def add(self, number: int, path: Path, failed: Sequence[Mapping[str, str]]) -> PartRecord:
@@ -178,7 +176,7 @@ class PartsTarget:
             self.store.remove([f"{PARTS}/{name}"])
         return first
 
-    def publish(self) -> Manifest:
+    def publish(self) -> None:
         """Publish the collection; raise `FormatError` if parts are missing, `PathExistsError` if it is published."""
         if self.plan is None or not self.store.is_begun:
             if self.store.has_collection:
@@ -195,7 +193,6 @@ class PartsTarget:
             number = len(manifest.failed)
             problem = f"{count(number, 'image')} {'is' if number == 1 else 'are'} unreadable and skipped"
             warnings.warn(f"{self.path}: {problem}; see the list in {self.path / _FAILED}", UserWarning, stacklevel=2)
-        return manifest
 
     def _write_manifest(self, plan: Mapping[str, Any], replaced_hash: str | None) -> Manifest:
         records, total = self.records(), plan["parts"]
@@ -207,7 +204,7 @@ class PartsTarget:
             more = f" and {len(missing) - _MAX_LISTED:,} more" if len(missing) > _MAX_LISTED else ""
             problem = f"{_written(len(records), total)} (missing: parts {listed}{more})"
             remedy = "run the command without --task to write missing parts, or repeat unfinished commands with --task"
-            raise FormatError(problem, path=self.path, remedy=remedy)
+            refuse(self.path, problem, remedy)
         written = [records[number] for number in range(total)]
         failed = [item for record in written for item in record.failed]
         if failed and not any(record.part.images for record in written):
@@ -243,7 +240,7 @@ class PartsTarget:
         """Raise the error for reading an unpublished collection, which states how many parts are finished."""
         problem = _written(len(self.finished_parts()), (self.plan or {"parts": 0})["parts"])
         remedy = "repeat the command to continue, and run omearrow-ds publish after all parts are written"
-        raise FormatError(problem, path=self.path, remedy=remedy)
+        refuse(self.path, problem, remedy)
 
 
 def find_byte_runs(source: Images) -> list[ByteRun]:
@@ -288,12 +285,12 @@ def _index_name(part_name: str) -> str:
 
 def _joined_outline(outlines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the storage layout of the first part, and the distinct metadata of a few images of all parts."""
-    stored = {**outlines[0]["stored"]}
-    stored["chunking"] = f"{len(outlines):,} parts, the first: {stored['chunking']}"
+    stored = outlines[0]["stored"]
+    chunking = f"{len(outlines):,} parts, the first: {stored['chunking']}"
     metadata: list[Mapping[str, Any]] = []
     for outline in outlines:
         metadata += [values for values in outline["metadata"] if values not in metadata]
-    return {"stored": stored, "metadata": metadata[:LOOKED_AT]}
+    return {"stored": {**stored, "chunking": chunking}, "metadata": metadata[:LOOKED_AT]}
 
 
 @contextmanager

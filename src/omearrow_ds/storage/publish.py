@@ -12,7 +12,7 @@ import socket
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from omearrow_ds.errors import FormatError, PathExistsError
@@ -35,19 +35,12 @@ def check_target(path: Path, *, overwrite: bool) -> None:
         raise PathExistsError(f"{path}: is {kind}, which is never replaced; choose another path")
     if not path.parent.is_dir():
         raise missing(path, f"the folder {path.parent} does not exist; create it first")
-    if path.is_dir() and any(path.iterdir()) and not _is_collection(path):
-        remedy = "remove the folder, or choose another path"
-        raise PathExistsError("the folder contains files that are not images", path=path, remedy=remedy)
-
-
-def _is_collection(path: Path) -> bool:
-    if is_published(path):
-        return True
-    try:
-        detect(path)
-    except FormatError:
-        return False
-    return True
+    if path.is_dir() and any(path.iterdir()) and not is_published(path):
+        try:
+            detect(path)
+        except FormatError:
+            remedy = "remove the folder, or choose another path"
+            raise PathExistsError("the folder contains files that are not images", path=path, remedy=remedy) from None
 
 
 def publish(path: Path, fill: Callable[[Path], object], *, overwrite: bool) -> None:
@@ -89,33 +82,24 @@ def _locked_folder(parent: Path, prefix: str) -> tuple[Path, int]:
             descriptor = os.open(folder, _FOLDER)
         except FileNotFoundError:  # Another writer removed it, as if left by a killed process.
             continue
-        _lock(descriptor, fcntl.LOCK_EX)
+        with suppress(OSError):  # Its file system may not support locks.
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:  # It may also have been removed before it was locked.
             return folder, descriptor
         os.close(descriptor)
 
 
-def _lock(descriptor: int, how: int) -> bool:
-    """Lock a folder; False if another process has locked it, or its file system does not support locks."""
-    try:
-        fcntl.flock(descriptor, how)
-    except OSError:
-        return False
-    return True
-
-
 def _remove_leftovers(parent: Path, prefix: str) -> None:
     """Remove leftovers of killed writers: unlocked folders of this user and host."""
     for folder in [entry for entry in parent.iterdir() if entry.name.startswith(prefix)]:
-        try:
+        with suppress(OSError):  # It is missing, locked, or not a folder that this user can open.
             descriptor = os.open(folder, _FOLDER)
-        except OSError:  # It is missing, or not a folder that this user can open.
-            continue
-        try:
-            if os.fstat(descriptor).st_uid == os.geteuid() and _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
-                shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            os.close(descriptor)
+            try:
+                if os.fstat(descriptor).st_uid == os.geteuid():
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
 
 
 def move(temporary: Path, path: Path, *, overwrite: bool) -> None:

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from itertools import chain
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from omearrow_ds.errors import ArgumentError, BackendError, FormatError, MissingPathError, OMEArrowDSError, StorageError
-from omearrow_ds.options import refuse_options
+from omearrow_ds.options import refuse_options, refuse_value
 from omearrow_ds.storage.byte_source import ByteRange, coalesced
+from omearrow_ds.storage.formats._error_translation import refuse
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._urls import Url, as_parsed
 from omearrow_ds.text import as_keywords
@@ -91,8 +91,7 @@ class Storage:
             allowed = "http://HOST:PORT or https://HOST:PORT, without a user or password"
             raise ArgumentError(option="endpoint", allowed=allowed)
         if self.anonymous and self.profile is not None:
-            problem, remedy = "conflicts with anonymous=True", "pass only one of them"
-            raise ArgumentError(problem, option="profile", value=self.profile, remedy=remedy)
+            refuse_value("profile", self.profile, "conflicts with anonymous=True", "pass only one of them")
 
     def __repr__(self) -> str:
         return f"Storage({', '.join(as_keywords({name: value or None for name, value in vars(self).items()}))})"
@@ -164,7 +163,7 @@ class ObjectStore:
             raise self._changed(name)
         parts = []
         for start, stop in spans:
-            index = bisect.bisect_right(runs, start, key=itemgetter(0)) - 1
+            index = bisect.bisect_left(runs, (start + 1,)) - 1
             first = runs[index][0]
             parts.append(memoryview(fetched[index])[start - first : stop - first])
         return parts, versions.pop()
@@ -215,8 +214,7 @@ class ObjectStore:
             self._has_answered, self._slowest_s = True, max(self._slowest_s, time.monotonic() - begun_s)
             current = ObjectVersion.of(answer.meta)
             if size_bytes not in (None, current.size_bytes):
-                problem = f"has {current.size_bytes:,} bytes, expected {size_bytes:,}"
-                raise FormatError(problem, path=subject, remedy="restore the file")
+                refuse(subject, f"has {current.size_bytes:,} bytes, expected {size_bytes:,}", "restore the file")
             if version not in (None, current):
                 raise self._changed(name)
             version, total = current, min(current.size_bytes, stop or current.size_bytes) - start
@@ -253,8 +251,6 @@ class ObjectStore:
             else:
                 self._has_answered = True
                 return result
-            if "timed out" in problem:
-                deadline.on_timeout()
             tried_s, silent_s = time.monotonic() - begun_s, deadline.silent_s
             pause_s = max(0.0, deadline.pause_s * random.random() - tried_s)  # noqa: S311  # Not a secret.
             if silent_s + pause_s + (deadline.try_s or tried_s) > _SILENT_S:
@@ -265,7 +261,6 @@ class ObjectStore:
             deadline.pause_s = min(2 * deadline.pause_s, _LONGEST_PAUSE_S)
 
     def _timeout_s(self, deadline: RetryDeadline) -> int:
-        """Return the read timeout of this try in seconds."""
         index = max(0, deadline.num_silent_tries - 1)
         first_s = _SOON_S if 0 < self._slowest_s <= _QUICK_S else _SOONER_S
         is_slow = self._slowest_s > _SOONER_S[0] or index >= len(first_s)
@@ -276,7 +271,7 @@ class ObjectStore:
         """Raise an error that would recur if the request was repeated; for other errors, return a short description."""
         status = _STATUS.search(str(error))
         number = int(status[1]) if status else 0
-        kind, cause, answer = type(error).__name__, _describe(error), str(error).lower()
+        kind, cause, answer = type(error).__name__, describe(error), str(error).lower()
         refused = number in (401, 403) or kind in ("PermissionDeniedError", "UnauthenticatedError")
         if refused or any(code in cause for code in _NO_CREDENTIALS):
             identity, remedy = self._identity()
@@ -311,7 +306,7 @@ class ObjectStore:
             return
         self._unheard_s = 0.0
         if self.url.scheme == "s3":
-            server = settings_of_s3(self.storage)[0].get("endpoint") or "Amazon's S3 (no endpoint is set)"
+            server = s3_settings(self.storage)[0].get("endpoint") or "Amazon's S3 (no endpoint is set)"
             remedy = f"pass {self._option}=Storage(endpoint=), or set AWS_ENDPOINT_URL, for another server"
         else:
             server = f"{self.url.scheme}://{self.url.parts[1]}"
@@ -331,7 +326,7 @@ class ObjectStore:
             return "credentials of the environment or this machine's role", f"set {_KEYS[scheme]}, or pass {public}"
         remedies = [] if profile is not None or has_keys else ["set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"]
         if self.storage.anonymous:
-            remedies += ["leave out anonymous=True"] if has_keys else []
+            remedies += ["leave out anonymous=True"] * has_keys
         elif profile is not None:
             identity = f"profile {profile!r}"
         elif has_keys:
@@ -341,10 +336,11 @@ class ObjectStore:
         else:
             identity = "this machine's role, because AWS_ACCESS_KEY_ID and ~/.aws are empty"
         remedies.append(f"pass {self._option}=Storage(profile=) with another profile")
-        remedies += [] if self.storage.anonymous else [public]
+        remedies += [public] * (not self.storage.anonymous)
         return identity, f"{', '.join(remedies[:-1])}, or {remedies[-1]}"
 
 
+@dataclass
 class RetryDeadline:
     """Time limit for repeating a request: 30 s since the server last made progress.
 
@@ -352,9 +348,12 @@ class RetryDeadline:
     take ``try_s`` seconds, or as long as the last one.
     """
 
-    def __init__(self, subject: str, silent: str, try_s: float | None = None) -> None:
-        self.subject, self.silent, self.try_s, self.num_tries = subject, silent, try_s, 0
-        self.on_timeout: Callable[[], object] = lambda: None
+    subject: str
+    silent: str
+    try_s: float | None = None
+    num_tries: int = 0
+
+    def __post_init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
@@ -366,7 +365,7 @@ class RetryDeadline:
         return time.monotonic() - self._progress_s
 
 
-def _describe(error: Exception) -> str:
+def describe(error: Exception) -> str:
     """Return a short description of an error, without the server's answer: it may contain keys and signatures."""
     text = str(error)
     status, code = _STATUS.search(text), _CODE.search(text)
@@ -387,7 +386,7 @@ def open_client(url: Url, storage: Storage, read_s: int, retries: bool) -> Any:
     from obstore.store import from_url  # noqa: PLC0415  # The import takes seconds.
 
     unsigned = {"skip_signature": True} if storage.anonymous else {}
-    config, provider = settings_of_s3(storage) if url.scheme == "s3" else (unsigned, None)
+    config, provider = s3_settings(storage) if url.scheme == "s3" else (unsigned, None)
     client = {
         "allow_http": "http" in [url.scheme, str(config.get("endpoint", "")).partition(":")[0]],
         "connect_timeout": f"{_CONNECT_S}s",
@@ -400,15 +399,14 @@ def open_client(url: Url, storage: Storage, read_s: int, retries: bool) -> Any:
     return from_url(as_parsed(url), **{name: value for name, value in options.items() if value})
 
 
-def settings_of_s3(storage: Storage) -> tuple[dict[str, Any], Any]:
+def s3_settings(storage: Storage) -> tuple[dict[str, Any], Any]:
     """Return obstore's settings for S3, and a credential provider if a profile has the credentials, else None."""
     environ = os.environ
     name = storage.profile or environ.get("AWS_PROFILE", "default")
     ask_files = storage.profile is not None or "AWS_ACCESS_KEY_ID" not in environ
     profile = _profile(name) if ask_files and not storage.anonymous else {}
     if storage.profile is not None and not profile:
-        problem = "no such profile in ~/.aws/config or ~/.aws/credentials"
-        raise ArgumentError(problem, option="profile", value=storage.profile, remedy="correct it")
+        refuse_value("profile", storage.profile, "no such profile in ~/.aws/config or ~/.aws/credentials", "correct it")
     values = {
         "endpoint": (storage.endpoint, *map(environ.get, _ENDPOINTS), profile.get("endpoint_url")),
         "region": (storage.region, *map(environ.get, _REGIONS), profile.get("region")),

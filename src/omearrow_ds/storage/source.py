@@ -26,7 +26,6 @@ from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.formats._detect import found_at, missing, refuse_open_table, table_path
 from omearrow_ds.storage.formats._error_translation import refuse_odd_name, translate_errors
 from omearrow_ds.storage.formats._urls import Url, url_of
-from omearrow_ds.storage.hashes import Hasher
 from omearrow_ds.storage.jobs import Material, SourceImages, make_parts
 from omearrow_ds.storage.keys import with_columns
 from omearrow_ds.storage.manifest import is_published
@@ -349,7 +348,7 @@ def _open_fields(
 ) -> fields.FieldSource | None:
     """Open images of several files each, by a pattern or a table that lists them; None without either."""
     if "pattern" in options or (path.is_file() and listed.lists_files(path)):
-        return listed.open_fields(path, options, _bucket_reader(of_urls), types, skip_errors=skip_errors)
+        return listed.open_fields(path, options, _bucket_reader(of_urls), types, path, skip_errors=skip_errors)
     for name, value in options.items():
         needed = "a table that lists TIFF files" if name == "root" else "pattern= or a table that lists TIFF files"
         hint = ", and choose channels by number with select={'C': [0]}" if name == "channels" else ""
@@ -525,7 +524,7 @@ def write_images(
     settings = WriteSettings.take(locals())
     subject = str(path)
     ids = None if image_ids is None else writing.distinct_ids(image_ids, subject)
-    described = writing.describe_images(images, axes, ids, metadata, subject, Hasher() if checksum else None)
+    described = writing.describe_images(images, axes, ids, metadata, subject, checksum=checksum)
     total = len(images) if isinstance(images, Sequence) else None
     table = writing.as_table(columns, subject)
     if is_parts(path):
@@ -625,7 +624,7 @@ def convert(
         refuse_over_source(source, dst)
         target = Target.choose(dst, format, settings)
         material = SourceImages(source, checksum=checksum)
-        if target.in_parts:
+        if is_parts(target.path):
             write_parts(material, target, settings)
             return
         write(material.in_order(), target, source.columns, len(source), progress=progress)

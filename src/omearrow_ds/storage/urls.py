@@ -14,20 +14,14 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 from urllib.parse import unquote
 
-from omearrow_ds.errors import (
-    ArgumentError,
-    ColumnError,
-    FormatError,
-    ImageColumnError,
-    MissingPathError,
-    OMEArrowDSError,
-)
+from omearrow_ds.errors import ArgumentError, ColumnError, ImageColumnError, MissingPathError, OMEArrowDSError
 from omearrow_ds.options import refuse_options
 from omearrow_ds.storage import listed
 from omearrow_ds.storage.byte_source import HEAD_BYTES, ObjectFile, version_fingerprint
 from omearrow_ds.storage.formats import FORMATS, Format, get_format, of_suffix
 from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, ZARR_FILES, is_hidden
+from omearrow_ds.storage.formats._error_translation import refuse
 from omearrow_ds.storage.formats._folder import natural_key
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._urls import Url, url_of
@@ -35,15 +29,7 @@ from omearrow_ds.storage.hashes import digest_of
 from omearrow_ds.storage.part_cache import PartCache, PinnedFile, write_all
 from omearrow_ds.storage.part_files import has_hidden
 from omearrow_ds.storage.protocol import Paths
-from omearrow_ds.storage.remote import (
-    ObjectStore,
-    ObjectVersion,
-    RetryDeadline,
-    Span,
-    Storage,
-    TransientError,
-    settings_of_s3,
-)
+from omearrow_ds.storage.remote import ObjectStore, ObjectVersion, RetryDeadline, Storage, TransientError, s3_settings
 from omearrow_ds.storage.table_files import ColumnTypes, is_csv
 from omearrow_ds.storage.tables import open_with
 
@@ -105,9 +91,8 @@ class Prefetcher(Generic[Key, Value]):
     def start(self, key: Key) -> None:
         """Begin a fetch immediately because its result is needed now, and allow another one in its place."""
         with self._lock:
-            fetch = self._queue.pop(key, None)
-            if fetch is not None and self.is_wanted:
-                self._begin(key, fetch)
+            if key in self._queue and self.is_wanted:
+                self._begin(key)
             self._started.add(key)
             self._begin_next()
 
@@ -129,13 +114,12 @@ class Prefetcher(Generic[Key, Value]):
         while self._queue and self.is_wanted and self._num_running < self._limit:
             if len(self._futures.keys() - self._started) >= self.max_ahead:
                 return
-            key = next(iter(self._queue))
-            self._begin(key, self._queue.pop(key))
+            self._begin(next(iter(self._queue)))
 
-    def _begin(self, key: Key, fetch: Callable[[], Value]) -> None:
+    def _begin(self, key: Key) -> None:
         future = self._futures[key] = Future()
         self._num_running += 1
-        threading.Thread(target=self._run, args=(future, fetch), name=self._name).start()
+        threading.Thread(target=self._run, args=(future, self._queue.pop(key)), name=self._name).start()
 
     def _run(self, future: Future[Value], fetch: Callable[[], Value]) -> None:
         report: Callable[[], Any] = partial(future.set_exception, FetchCancelledError())
@@ -192,7 +176,8 @@ class BucketReader:
         return ObjectFile(lambda ranges: remote.ranges(name, ranges, version)[0], version, head, url)
 
     def part(self, url: str, start: int, stop: int | None) -> memoryview:
-        return self._read(url, span=(start, stop))
+        remote, name = self.remote(url)
+        return remote.read(name, span=(start, stop))
 
     def read(self, url: str, version: tuple[int, str] | None = None) -> memoryview:
         prefetcher = self._prefetcher.get()
@@ -202,9 +187,9 @@ class BucketReader:
         prefetcher.max_ahead = max(1, min(_MAX_AHEAD, _MAX_AHEAD_BYTES // self._largest_bytes))
         return data
 
-    def _read(self, url: str, version: tuple[int, str] | None = None, span: Span = (0, None)) -> memoryview:
+    def _read(self, url: str, version: tuple[int, str] | None = None) -> memoryview:
         remote, name = self.remote(url)
-        return remote.read(name, span=span, version=None if version is None else ObjectVersion(*version))
+        return remote.read(name, version=None if version is None else ObjectVersion(*version))
 
     def expect(self, versions: Mapping[str, tuple[int, str] | None]) -> None:
         self._prefetcher.get().schedule({url: partial(self._read, url, version) for url, version in versions.items()})
@@ -222,7 +207,7 @@ class BucketReader:
 
     def copied(self, url: str) -> tuple[PinnedFile, ObjectVersion]:
         if self.copies is None:  # When parts are inspected, which are fetched whole only by their hash.
-            raise FormatError(f"{url}: byte ranges are not supported")
+            refuse(url, "byte ranges are not supported", "")
         remote, name = self.remote(url)
         (_, version), cache = remote.ranges(name, [(0, 1)]), PartCache.choose(*self.copies)
         identity = repr((url, self.storage.endpoint, version_fingerprint(version))).encode()
@@ -239,12 +224,12 @@ class BucketReader:
         kind = _LANCE_SCHEMES.get(url.partition(":")[0])
         if kind is None:
             problem = f"Lance reads only {', '.join(f'{scheme}://' for scheme in _LANCE_SCHEMES)}"
-            raise FormatError(problem, path=url, remedy="pass such a URL, or copy the dataset to this machine")
+            refuse(url, problem, "pass such a URL, or copy the dataset to this machine")
         options = dict(_LANCE_LIMITS)
         if self.storage.anonymous:
             options[f"{kind}_skip_signature"] = "true"
         if kind == "aws":
-            config, provider = settings_of_s3(self.storage)
+            config, provider = s3_settings(self.storage)
             options |= {f"aws_{name}": str(config[name]) for name in ("endpoint", "region") if name in config}
             options["allow_http"] = str(options.get("aws_endpoint", "").startswith("http:")).lower()
             keys = {} if provider is None else provider()
@@ -274,7 +259,19 @@ def open_url(
     **given: Any,
 ) -> Images:
     """Open a collection at a URL; for options, see `omearrow_ds.open_images`, and for ``skip_errors``, `convert`."""
-    open_fields = partial(_open_fields, url, of_files, reach, types, skip_errors=skip_errors)
+
+    def open_fields() -> Images:
+        if "pattern" in of_files:
+            return listed.open_fields(url, of_files, reach, types, url, skip_errors=skip_errors)
+        with tempfile.TemporaryDirectory(prefix="omearrow_ds.") as folder:
+            copy = Path(folder, url.name)
+            copy.write_bytes(reach.read(str(url)))
+            if not listed.lists_files(copy):
+                option, value = next(iter(of_files.items()), (None, ...))
+                problem, remedy = "the table lists no TIFF files", "pass another table"
+                raise ArgumentError(problem, path=url, option=option, value=value, remedy=remedy)
+            return listed.open_fields(url, of_files, reach, types, copy, skip_errors=skip_errors)
+
     if of_files or is_csv(url):
         _refuse_cache(url, reach)
         return open_fields()
@@ -287,21 +284,6 @@ def open_url(
             return open_fields()
         except ArgumentError:
             raise error from None
-
-
-def _open_fields(
-    url: Url, options: Mapping[str, Any], reach: BucketReader, types: ColumnTypes, *, skip_errors: bool
-) -> Images:
-    if "pattern" in options:
-        return listed.open_fields(url, options, reach, types, skip_errors=skip_errors)
-    with tempfile.TemporaryDirectory(prefix="omearrow_ds.") as folder:
-        copy = Path(folder, url.name)
-        copy.write_bytes(reach.read(str(url)))
-        if not listed.lists_files(copy):
-            option, value = next(iter(options.items()), (None, ...))
-            problem, remedy = "the table lists no TIFF files", "pass another table"
-            raise ArgumentError(problem, path=url, option=option, value=value, remedy=remedy)
-        return listed.open_fields(url, options, reach, types, copy, skip_errors=skip_errors)
 
 
 def _refuse_cache(url: Path, reach: BucketReader) -> None:
@@ -319,13 +301,12 @@ def open_stored_url(
         known = ", ".join(other.name for other in FORMATS if other.remote_access)
         parts = ", ".join(other.name for other in FORMATS if not other.is_folder)
         remedy = f"copy it to this machine, or convert it to parts (NAME.parts) of {parts}"
-        raise FormatError(f"{fmt.label} cannot be read from URLs, only {known}", path=url, remedy=remedy)
+        refuse(url, f"{fmt.label} cannot be read from URLs, only {known}", remedy)
     if "whole" not in fmt.remote_access:
         _refuse_cache(url, reach)
     others = {name: value for name, value in options.items() if value and name not in ("nulls", *fmt.url_options)}
     refuse_options(others, f"not supported for {fmt.label} at a URL ({url})")
-    skip_errors = skip_errors and "skip_errors" in fmt.open_options
-    return open_with(fmt, url, objects=reach, skip_errors=skip_errors, **options)
+    return open_with(fmt, url, objects=reach, skip_errors=skip_errors and "skip_errors" in fmt.open_options, **options)
 
 
 def _format_at(url: Path, reach: BucketReader) -> Format:
@@ -341,11 +322,11 @@ def _format_at(url: Path, reach: BucketReader) -> Format:
         return get_format("tiff")
     if "_versions" in first:
         return get_format("lance")
-    if any(name.rpartition("/")[2] in ZARR_FILES and name.count("/") < 2 for name in names):
-        return get_format("ome_zarr")
-    contents = ", ".join(map(repr, sorted(first)[:5])) or "hidden files"
-    remedy = "pass the URL of a folder with images, format= with a name, or pattern= for images in subfolders"
-    raise FormatError(f"contains no images that can be read from URLs, but {contents}", path=url, remedy=remedy)
+    if not any(name.rpartition("/")[2] in ZARR_FILES and name.count("/") < 2 for name in names):
+        contents = ", ".join(map(repr, sorted(first)[:5])) or "hidden files"
+        remedy = "pass the URL of a folder with images, format= with a name, or pattern= for images in subfolders"
+        refuse(url, f"contains no images that can be read from URLs, but {contents}", remedy)
+    return get_format("ome_zarr")
 
 
 def urls_of(paths: Paths, reach: BucketReader) -> list[Url] | None:

@@ -25,7 +25,7 @@ from omearrow_ds.storage.formats._base import (
     crop_images,
     images_per_cache_block,
 )
-from omearrow_ds.storage.hashes import KIND, Hasher
+from omearrow_ds.storage.hashes import KIND, checksum_of
 
 Array = np.ndarray[Any, Any]
 _LOCKED_BYTES = 2**16  # Up to this size, xxhash 4 holds the GIL; for larger data it releases it.
@@ -44,7 +44,7 @@ class VerifiedSource(ImagesWrapper):
             remedy = "write or convert it with checksum=True, or pass verify=False"
             raise ArgumentError(problem, path=source.path, option="verify", value=True, remedy=remedy)
         super().__init__(source)
-        self._gaps, self._hasher = gaps, Hasher()
+        self._gaps = gaps
         self._known: list[str | None] = [] if source.checksums is None else self._compared(source.checksums)
 
     def _compared(self, checksums: pa.ChunkedArray) -> list[str | None]:
@@ -63,7 +63,7 @@ class VerifiedSource(ImagesWrapper):
         """Compare ``images`` with the checksums of the images at ``indices``."""
         for index, image in zip(indices, images, strict=True):
             known = self._known[index]
-            if known is not None and self._hasher.checksum(image) != known:
+            if known is not None and checksum_of(image) != known:
                 problem = (
                     f"image {index} ({self.image_ids[index]!r}) differs from the original: pixels, shape or dtype do "
                     f"not match its checksum in column {schema.CHECKSUM_COLUMN!r}"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
+from itertools import count, repeat, takewhile
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -23,13 +23,13 @@ from omearrow_ds.axes import to_tczyx
 from omearrow_ds.codec import encode as codec
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import ArgumentError, ImageError, MetadataError, OMEArrowDSError, PathExistsError, WriteError
-from omearrow_ds.options import PARTS, WriteSettings, refuse_options
+from omearrow_ds.options import PARTS, WriteSettings, refuse_options, refuse_value
 from omearrow_ds.storage.formats import CHUNK_PREFIX, Format, format_of_target, formats, get_format
 from omearrow_ds.storage.formats._columns import plain_columns, refuse_extensions, refuse_types
 from omearrow_ds.storage.formats._error_translation import first_line, is_panic, is_stop, refuse_odd_name
 from omearrow_ds.storage.formats._stream import Stream
 from omearrow_ds.storage.formats._urls import Url, url_of
-from omearrow_ds.storage.hashes import Hasher
+from omearrow_ds.storage.hashes import checksum_of
 from omearrow_ds.storage.manifest import SUFFIX
 from omearrow_ds.storage.parts_stores import parts_store
 from omearrow_ds.storage.publish import check_target, publish
@@ -69,10 +69,9 @@ class Layout:
         if compression is not None and compression not in known:
             of_encoding = f" with encoding={encoding!r}" if fmt.kind == "table" else ""
             allowed = f"one of {', '.join(map(repr, known))} for {fmt.label}{of_encoding}"
-            raise ArgumentError(option="compression", value=compression, allowed=allowed)
+            refuse_value("compression", compression, allowed=allowed)
         if rows_per_group is not None and not fmt.writer.has_row_groups:
-            problem = f"not supported by {fmt.label}"
-            raise ArgumentError(problem, option="rows_per_group", value=rows_per_group, remedy="leave it out")
+            refuse_value("rows_per_group", rows_per_group, f"not supported by {fmt.label}", "leave it out")
         chunk = None if settings.chunk_shape is None else _chunk_shape(fmt, settings.chunk_shape)
         compression = compression or fmt.writer.compressions[0]
         if fmt.kind == "directory":
@@ -111,14 +110,11 @@ def _chunk_shape(fmt: Format, chunk_shape: Sequence[int]) -> tuple[int, int]:
 
 
 def is_parts(path: str | os.PathLike[str]) -> bool:
-    """Whether a target path has the suffix of a collection in parts."""
     return Path(path).name.lower().endswith(SUFFIX)
 
 
 @dataclass(frozen=True)
 class Target:
-    """Path, format and layout of a collection to write."""
-
     path: Path
     format: Format
     layout: Layout
@@ -143,26 +139,21 @@ class Target:
             _check_executor(settings.executor)
         else:
             check_target(target_path, overwrite=overwrite)
-            of_parts = {name: value for name, value in settings.chosen.items() if name in PARTS}
-            of_parts |= {"executor": ...} if "executor" in of_parts else {}
+            passed = ((name, ... if name == "executor" else value) for name, value in settings.chosen.items())
+            of_parts = {name: value for name, value in passed if name in PARTS}
             refuse_options(of_parts, f"needs a target with the suffix {SUFFIX}, not {target_path}")
         return cls(target_path, fmt, layout, overwrite, settings.checksum)
 
-    @property
-    def in_parts(self) -> bool:
-        return is_parts(self.path)
-
 
 def _check_executor(executor: Executor | None) -> None:
-    """Raise `ArgumentError` if parts cannot be written by this executor."""
     if not isinstance(executor, Executor | None):
         allowed = "a concurrent.futures.Executor such as a process pool, or client.get_executor() of a Dask client"
-        raise ArgumentError(option="executor", value=executor, allowed=allowed)
+        refuse_value("executor", executor, allowed=allowed)
     context = getattr(executor, "_mp_context", None) if isinstance(executor, ProcessPoolExecutor) else None
     if context is not None and context.get_start_method() == "fork":
         problem = "a pool of forked processes hangs with libraries that start threads (Lance, DuckDB)"
         remedy = "create it with ProcessPoolExecutor(mp_context=multiprocessing.get_context('spawn'))"
-        raise ArgumentError(problem, option="executor", remedy=remedy)
+        refuse_value("executor", ..., problem, remedy)
 
 
 def _refuse_url(target: Path, storage: Storage | None) -> None:
@@ -171,11 +162,11 @@ def _refuse_url(target: Path, storage: Storage | None) -> None:
         parts = target.with_suffix(SUFFIX)
         remedy = f"convert to {parts}, a collection in parts, or to a local file, and copy that file"
         raise ArgumentError("a single file cannot be written to a URL", path=target, remedy=remedy)
-    error = partial(ArgumentError, option="target_storage")
     if not isinstance(storage, Storage | None):
-        raise error(f"has the type {type(storage).__name__}", allowed="omearrow_ds.Storage or None")
+        problem = f"has the type {type(storage).__name__}"
+        refuse_value("target_storage", ..., problem, allowed="omearrow_ds.Storage or None")
     if storage is not None and not isinstance(target, Url):
-        raise error(f"applies only to URLs, not to {target}", value=storage, remedy="leave it out")
+        refuse_value("target_storage", storage, f"applies only to URLs, not to {target}", "leave it out")
 
 
 def write(
@@ -214,7 +205,7 @@ def write(
                 chunk_codec=layout.chunk_codec,
             )
             fields = [pa.field(schema.COLUMN, schema.image_struct(layout.encoding)), *table.schema]
-            header = pa.schema([*fields, *([pa.field(schema.CHECKSUM_COLUMN, pa.string())] if target.checksum else [])])
+            header = pa.schema(fields + [pa.field(schema.CHECKSUM_COLUMN, pa.string())] * target.checksum)
         stream = Stream(items, stopping)
         try:
             module.write_collection(stream, header, temporary, layout.compression, **chunks)
@@ -260,36 +251,35 @@ def describe_images(
     image_ids: Sequence[str] | None,
     metadata: Metadata | None,
     subject: str,
-    hasher: Hasher | None,
+    *,
+    checksum: bool,
 ) -> Iterator[codec.Image]:
     """Yield each image as (T, C, Z, Y, X) with its id, metadata and checksum; ``subject`` is the path in errors."""
     error, one_id, one_record = partial(MetadataError, path=subject), "pass one id per image", "pass one dict per image"
     if isinstance(metadata, Mapping):
         raise error("metadata is one dict, expected a sequence", remedy=one_record)
-    records = None if metadata is None else iter(metadata)
+    ids = map("image-{:05d}".format, count()) if image_ids is None else iter(image_ids)
+    records = repeat(None) if metadata is None else iter(metadata)
     fleeting = type(images) not in _HELD
-    count = 0
+    num_images = 0
     for index, image in enumerate(images):
         name = f"{subject}: image {index}"
         _refuse_other(image, index, subject)
         pixels = to_tczyx(image, axes, name)
-        if image_ids is not None and index >= len(image_ids):
-            raise error(f"image_ids has {len(image_ids)} entries, expected one per image", remedy=one_id)
-        image_id = f"image-{index:05d}" if image_ids is None else image_ids[index]
-        try:
-            record = None if records is None else next(records)
-        except StopIteration:
-            raise error(f"metadata has {index} entries, expected one per image", remedy=one_record) from None
+        image_id, record = next(ids, None), next(records, ...)
+        if image_id is None:
+            raise error(f"image_ids has {index} entries, expected one per image", remedy=one_id)
+        if record is ...:
+            raise error(f"metadata has {index} entries, expected one per image", remedy=one_record)
         values = schema.normalize_metadata(record, pixels.shape[1], name)
         native = pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
-        stored = native.dtype in schema.DTYPES  # Other dtypes are refused later.
-        checksum = None if hasher is None or not stored else hasher.checksum(native)
-        yield codec.Image(native, image_id, values, checksum, fleeting)
-        count += 1
-    if image_ids is not None and len(image_ids) != count:
-        raise error(f"image_ids has {len(image_ids)} entries, expected {count}", remedy=one_id)
-    if records is not None and next(records, None) is not None:
-        raise error(f"metadata has more than {count} entries", remedy=one_record)
+        is_hashed = checksum and native.dtype in schema.DTYPES  # Other dtypes are refused later.
+        yield codec.Image(native, image_id, values, checksum_of(native) if is_hashed else None, fleeting)
+        num_images += 1
+    if image_ids is not None and len(image_ids) != num_images:
+        raise error(f"image_ids has {len(image_ids)} entries, expected {num_images}", remedy=one_id)
+    if next(records, None) is not None:
+        raise error(f"metadata has more than {num_images} entries", remedy=one_record)
 
 
 def _refuse_other(image: Array, index: int, subject: str) -> None:
@@ -311,15 +301,15 @@ def check_images(
 ) -> Iterator[codec.Image]:
     """Yield the images; raise an error if an image is unsupported, or the columns do not have one row per image."""
     error = partial(MetadataError, path=subject, remedy="pass one row per image")
-    count = 0
+    num_images = 0
     for image in images:
-        codec.check_image(image, encoding, f"{subject}: image {count} ({image.image_id})")
-        count += 1
-        if num_rows is not None and count > num_rows:
+        codec.check_image(image, encoding, f"{subject}: image {num_images} ({image.image_id})")
+        num_images += 1
+        if num_rows is not None and num_images > num_rows:
             raise error(f"columns have {num_rows} rows, expected one per image")
         yield image
-    if num_rows not in (None, count):
-        raise error(f"columns have {num_rows} rows, expected {count}")
+    if num_rows not in (None, num_images):
+        raise error(f"columns have {num_rows} rows, expected {num_images}")
 
 
 def distinct_ids(image_ids: Iterable[str], subject: str) -> list[str]:

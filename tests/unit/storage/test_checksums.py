@@ -29,13 +29,12 @@ from omearrow_ds import (
 from omearrow_ds.advise.profile.measure import part_preloaded, preloaded
 from omearrow_ds.codec import schema
 from omearrow_ds.storage.formats import _base
-from omearrow_ds.storage.hashes import Hasher
+from omearrow_ds.storage.hashes import checksum_of
 from omearrow_ds.storage.verified import VerifiedSource
 from tests.conftest import needs
 from tests.support.errors import raises
 from tests.support.strategies import DTYPES, ENCODED_OR_LONG, NAMES, RAGGED, SUFFIX, images_of
 
-checksum_of = Hasher().checksum  # Shared by all tests: state of one image must not affect the next.
 SMALL = [((1, 2, 1, 12, 10), "uint16")] * 5
 COLUMNS = {"well": ["A", "B", "C", "D", "E"]}
 encoded = pytest.mark.parametrize(("name", "encoding"), ENCODED_OR_LONG)

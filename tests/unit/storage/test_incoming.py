@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from omearrow_ds import ImageError, MetadataError, open_images, write_images
 from omearrow_ds.codec.encode import Image, encode_tables
-from omearrow_ds.storage.hashes import Hasher
+from omearrow_ds.storage.hashes import checksum_of
 from tests.conftest import needs
 from tests.support.errors import raises
 from tests.support.strategies import ENCODED_OR_LONG, NAMES, NO_METADATA, SUFFIX, all_same, collections, image_of
@@ -50,7 +50,7 @@ def test_a_generator_may_fill_one_buffer_again_and_again(tmp_path, name, encodin
     )
     source = open_images(path, verify=True)
     assert all_same(source.take(range(12)), images)
-    assert source.images.checksums.to_pylist() == list(map(Hasher().checksum, images))
+    assert source.images.checksums.to_pylist() == list(map(checksum_of, images))
     assert [source.metadata(index)["name"] for index in range(12)] == [f"field {number}" for number in range(12)]
     assert source.columns["well"].to_pylist() == list(range(12))
 

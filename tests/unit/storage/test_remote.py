@@ -574,13 +574,13 @@ def test_storage_is_checked_and_holds_no_secret(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     monkeypatch.setattr(remote.importlib.util, "find_spec", lambda name: None)  # As if boto3 were missing.
-    config, provider = remote.settings_of_s3(Storage(profile="lab"))
+    config, provider = remote.s3_settings(Storage(profile="lab"))
     assert config == {"region": "eu-west-1"}
     assert provider()["secret_access_key"] == "SECRET"
     with raises(ArgumentError, option="profile", mentions="'none'", remedy=False):
-        remote.settings_of_s3(Storage(profile="none"))
+        remote.s3_settings(Storage(profile="none"))
     with raises(ImportError, mentions="boto3"):
-        remote.settings_of_s3(Storage(profile="other"))
+        remote.s3_settings(Storage(profile="other"))
     with raises(ImportError, path="s3://b/a.parts", mentions="omearrow-ds[remote]"):
         open_images("s3://b/a.parts", storage=Storage(profile="lab"), part_cache=tmp_path)
     sent = remote.ObjectStore(url_of("s3://b/a.parts"), Storage(profile="lab"))

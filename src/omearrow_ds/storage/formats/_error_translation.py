@@ -8,6 +8,7 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 from omearrow_ds.errors import FormatError, OMEArrowDSError
 
@@ -68,6 +69,11 @@ def refuse_odd_name(path: Path) -> None:
         str(path).encode()
     except UnicodeEncodeError as error:
         raise damaged(path, "a path", error) from None
+
+
+def refuse(path: str | os.PathLike[str], problem: str, remedy: str) -> NoReturn:
+    """Raise `FormatError` for a file, folder or URL."""
+    raise FormatError(problem, path=path, remedy=remedy)
 
 
 def damaged(path: Path, label: str, error: BaseException) -> FormatError:
