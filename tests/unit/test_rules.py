@@ -223,8 +223,8 @@ def test_pixels_never_become_python_objects():
         },
         "storage/remote_parts_source.py": {"pc.count_distinct(column, 'all')"},
         "storage/jobs.py": {"self.checksums"},
-        "storage/stats.py": {"source.column(name)", "self.table"},
-        "storage/keys.py": {"encoded.dictionary", "columns[row][index]"},
+        "storage/stats.py": {"column", "self.table"},
+        "storage/keys.py": {"encoded.dictionary"},
         "storage/masks.py": {"source.column(column)"},
         "storage/listed.py": {
             "pc.index(pc.and_(pc.not_equal(column, expected), known), True)",

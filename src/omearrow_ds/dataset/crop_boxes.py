@@ -223,7 +223,7 @@ def _crops_without_objects(source: Images, size: tuple[int, int], chosen: dict[s
     fields, tops, lefts = tiles.corners
     columns = pa.table({"crop_y": tops, "crop_x": lefts})
     name_tiles = partial(_tile_ids, tiles.corners, source.image_ids)
-    return replace(tiles, rows=CropRows(source, columns.schema, columns.select, fields, name_tiles))
+    return replace(tiles, rows=CropRows(source, columns, fields, name_tiles))
 
 
 def _tile_ids(corners: Array, image_ids: Sequence[str]) -> list[str]:
@@ -241,13 +241,11 @@ def boxes_around_objects(
     smaller than ``size``.
     """
     if size is None:
-        assert objects.boxes is not None
-        y0, y1, x0, x1 = objects.boxes.T
+        y0, y1, x0, x1 = objects.positions.T
         return CropWindows(np.stack([objects.fields, y0, x0]), np.stack([y1 - y0, x1 - x0])), np.ones(len(y0), np.bool_)
-    centers = objects.centers
-    if centers is None:
-        assert objects.boxes is not None
-        centers = (objects.boxes[:, [0, 2]] + objects.boxes[:, [1, 3]] - 1) / 2
+    centers = objects.positions
+    if objects.are_boxes:
+        centers = (centers[:, [0, 2]] + centers[:, [1, 3]] - 1) / 2
     corners = np.floor(centers - (np.asarray(size) - 1) / 2 + 0.5).astype(np.int64)
     largest = shapes[objects.fields][:, 3:] - size  # Largest corner inside the image.
     keep_mask: Array = np.ones(len(corners), np.bool_)
@@ -255,7 +253,7 @@ def boxes_around_objects(
         if (largest < 0).any():
             field = int(objects.fields[int((largest < 0).any(axis=1).argmax())])
             raise AxesError(
-                f"{objects.name}: pad='shift' needs images of at least crop_size={size} but image {field} has "
+                f"{objects.joined.name}: pad='shift' needs images of at least crop_size={size} but image {field} has "
                 f"{shapes[field, 3]} x {shapes[field, 4]} pixels; pass another pad="
             )
         corners = np.clip(corners, 0, largest)

@@ -100,14 +100,14 @@ class _Background(NamedTuple):
         if all(len(np.unique(mask[mask != 0])) <= 1 for mask in pixels):
             labels = None
         elif labels is None:
-            problem = f"{path} has label images but {objects.name} has no column of labels"
+            problem = f"{path} has label images but {objects.joined.name} has no column of labels"
             raise error(problem, remedy="add one, e.g. Metadata_ObjectNumber or label_value")
-        if objects.centers is not None:
-            nearest = np.floor(objects.centers + 0.5).astype(np.int64)
-            centers = np.minimum(nearest, images.shapes[objects.fields][:, 3:] - 1)  # Clamped to the last pixel.
+        centers = objects.positions
+        if objects.are_boxes:
+            centers = (centers[:, [0, 2]] + centers[:, [1, 3]] - 1) // 2
         else:
-            assert objects.boxes is not None
-            centers = (objects.boxes[:, [0, 2]] + objects.boxes[:, [1, 3]] - 1) // 2
+            nearest = np.floor(centers + 0.5).astype(np.int64)
+            centers = np.minimum(nearest, images.shapes[objects.fields][:, 3:] - 1)  # Clamped to the last pixel.
         return cls(crops, objects, centers, column, labels, path, images.image_ids)
 
     def clear(self, position: int, image: Array, mask: Array) -> None:
@@ -123,7 +123,7 @@ class _Background(NamedTuple):
         if problem:
             row, field = int(self.objects.rows[position]), int(self.objects.fields[position])
             raise DecodeError(
-                f"{self.subject}: image {self.image_ids[field]!r}, object in row {row} of {self.objects.name}: "
+                f"{self.subject}: image {self.image_ids[field]!r}, object in row {row} of {self.objects.joined.name}: "
                 f"{problem}; pass nulls='skip' to skip such objects, or mask_background=False"
             )
         np.multiply(mask, keep_mask, out=mask)

@@ -24,9 +24,9 @@ from omearrow_ds.storage.protocol import OpenOptions, Paths
 from omearrow_ds.storage.source import open_source
 from omearrow_ds.storage.writing import is_parts
 
-_LAID_OUT = ("pattern", "fields", "channels")
 _PLENTY_BYTES = 2**62
 _MAX_PIXELS_BYTES = 2**28  # Images of this size are decoded at once.
+_STORED_IN_JSON = ("encoding", "compression", "chunking", "read_in_place", "reading", "files_looked_at")
 _SIZES_IN_JSON = ("disk_files", "disk_bytes", "allocated_bytes", "decoded_bytes", "available_bytes", "preload_fits")
 
 
@@ -74,26 +74,22 @@ class Description(NamedTuple):
             "format": self.format_name,
             "images": self.images,
             **_kinds(self.shapes, self.dtypes),
-            "channels": None if self.channels is None else list(self.channels),
+            "channels": self.channels and list(self.channels),
             "physical_sizes": {
                 axis: {"size": size, "unit": unit} for axis, (size, unit) in self.physical_sizes.items()
             },
             "columns": [{"name": name, "type": kind} for name, kind in self.columns.items()],
             **{name: getattr(self, name) for name in _SIZES_IN_JSON},
-            "encoding": self.stored.encoding,
-            "compression": self.stored.compression,
-            "chunking": self.stored.chunking,
-            "read_in_place": self.stored.in_place,
-            "reading": self.stored.reading,
-            "files_looked_at": self.stored.looked_at,
+            **dict(zip(_STORED_IN_JSON, vars(self.stored).values(), strict=True)),
             "checksums": self.checksums,
             "labels": list(self.labels),
             "image_column": list(self.image_column) if self.chosen else None,
             "image_columns": [
                 {**vars(column), **_kinds(column.shapes, column.dtypes)} for column in self.image_columns
             ],
-            "looks_like": self.looks_like and dict(zip(_LAID_OUT, self.looks_like, strict=True)),
-            "pixel_range": None if self.pixel_range is None else self.pixel_range.as_dict(),
+            "looks_like": self.looks_like
+            and dict(zip(("pattern", "fields", "channels"), self.looks_like, strict=True)),
+            "pixel_range": self.pixel_range and self.pixel_range.as_dict(),
         }
 
 
@@ -142,8 +138,8 @@ def _described(path: Paths, format_name: str | None, opening: OpenOptions, *, re
             str(source.path),
             source.format.name,
             source.format.label,
-            _counted(map(tuple, source.shapes.tolist())),
-            _counted(dtype.name for dtype in source.dtypes),
+            dict(Counter(map(tuple, source.shapes.tolist())).most_common()),
+            dict(Counter(dtype.name for dtype in source.dtypes).most_common()),
             _channels(source, outline.metadata),
             _physical_sizes(outline.metadata),
             {field.name: str(field.type) for field in source.column_schema},
@@ -185,10 +181,6 @@ def _kinds(shapes: Mapping[tuple[int, ...], int], dtypes: Mapping[str, int]) -> 
         "shapes": [{"shape": list(shape), "images": number} for shape, number in shapes.items()],
         "dtypes": [{"dtype": name, "images": number} for name, number in dtypes.items()],
     }
-
-
-def _counted(values: Any) -> dict[Any, int]:
-    return dict(Counter(values).most_common())
 
 
 def _channels(source: Images, described: Sequence[Mapping[str, Any]]) -> list[str | None] | None:

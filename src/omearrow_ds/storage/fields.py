@@ -19,12 +19,13 @@ import numpy as np
 import pyarrow as pa
 
 from omearrow_ds.codec.schema import channel_of
-from omearrow_ds.errors import ArgumentError, FormatError
-from omearrow_ds.options import check_names
+from omearrow_ds.errors import FormatError
+from omearrow_ds.options import check_names, refuse_value
 from omearrow_ds.storage import patterns
 from omearrow_ds.storage.extents import Region, Regions, Targets, chunk_windows, size_of
 from omearrow_ds.storage.formats import _detect, get_format
 from omearrow_ds.storage.formats._base import Array, Block, Images, ImagesWrapper, copy_others
+from omearrow_ds.storage.formats._error_translation import refuse
 from omearrow_ds.storage.formats._folder import FileReader, Folder, ListedPage, link_refused, natural_key, open_files
 from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.storage.formats._urls import ObjectReader
@@ -42,8 +43,6 @@ Plane = tuple[str, str, str]  # Time, channel and Z of a plane in its field, as 
 
 @dataclass(frozen=True)
 class Fields:
-    """Files, ids and columns of the fields of view of a plate."""
-
     files: Sequence[str]  # Names relative to a folder, or absolute ones.
     grids: Sequence[Array]  # One array (T, C, Z) of file indices per field.
     image_ids: Sequence[str]  # One id per field.
@@ -52,6 +51,7 @@ class Fields:
     rows: Array  # (N,) int64, the index of each field, or of its first row in the table that lists it
     sizes: Mapping[str, Any] = field(default_factory=dict)  # Physical sizes from a file of metadata.
     pages: Sequence[ListedPage] = ()  # Series and page of each file, if a table lists them.
+    kinds: Sequence[int] = ()  # One number per field, equal for fields whose files have one size.
     split_along: str = ""  # Axes in file names, along which files may hold parts of their own images.
 
 
@@ -68,7 +68,7 @@ class FieldSource(ImagesWrapper):
         self._plane = files.shapes[first].reshape(-1, 5)
         self.shapes = self._plane.copy()
         self.shapes[:, :3] *= np.array([grid.shape for grid in fields.grids], np.int64).reshape(-1, 3)
-        pages = [(page.series, page.page) for page in fields.pages] if fields.pages else []
+        pages = ((page.series, page.page) for page in fields.pages)
         joined = repr([list(fields.files), [grid.tolist() for grid in fields.grids], *pages])
         self.variant = (digest_of(joined.encode(errors="surrogateescape")),)
 
@@ -179,31 +179,23 @@ class FieldSource(ImagesWrapper):
 
 
 def open_pattern(
-    path: Path,
-    pattern: str | re.Pattern[str],
-    channels: Sequence[str] | None,
-    incomplete: str,
-    objects: ObjectReader | None = None,
-    *,
-    skip_errors: bool = False,
+    path: Path, options: Mapping[str, Any], objects: ObjectReader | None, *, skip_errors: bool
 ) -> FieldSource:
     """Open image files in a folder as fields of view; a pattern assigns files to fields, see `open_images`."""
-    compiled = patterns.compiled(pattern)
+    compiled, channels = patterns.compiled(options["pattern"]), options.get("channels")
     if not path.is_dir() if objects is None else path.name.lower().endswith(_detect.TIFF_SUFFIXES):
-        raise ArgumentError(
-            f"{path} is a file", option="pattern", value=compiled.text, remedy="pass the folder of the files"
-        )
+        refuse_value("pattern", compiled.text, f"{path} is a file", "pass the folder of the files")
     files_below = _files_below(path, compiled) if objects is None else _objects_below(path, compiled, objects)
     parsed = _matched(path, compiled, sorted(files_below))  # The order of a folder differs between disks.
     names = _names(parsed, f"{path}: pattern={compiled.text!r}")
     by_index = dict[str, Any]()
     if "channel_index" in names:
         names.remove("channel_index")
-        by_index = _by_index(path, parsed, named="channel" in names)
-        names += [] if "channel" in names else ["channel"]
+        names.append("channel")
+        by_index = _by_index(path, parsed)
     if channels is not None and "channel" not in names:
         problem, remedy = f"pattern={compiled.text!r} does not contain {{channel}}", "add {channel} to the pattern"
-        raise ArgumentError(problem, option="channels", value=channels, remedy=remedy)
+        refuse_value("channels", channels, problem, remedy)
     keys = [name for name in names if name not in patterns.AXIS_NAMES]
     columns = [patterns.column_of(key) for key in keys]
     patterns.refuse_equal_names(compiled.text, columns)
@@ -225,7 +217,8 @@ def open_pattern(
     others = f", pass other channels in channels=, or correct the channel names of pattern= (now: {current}{more})"
     remedies = "restore the file", others
     names_of = list(map("_".join, order))
-    files, grids, complete = assemble(path, of_fields, names_of, chosen, describe, remedies, skip=incomplete == "skip")
+    skip = options.get("incomplete") == "skip"
+    files, grids, complete = assemble(path, of_fields, names_of, chosen, describe, remedies, skip=skip)
     keys_of = list(map(order.__getitem__, complete))
     ids = ["_".join(key) or path.absolute().name for key in keys_of]
     fields = Fields(
@@ -238,7 +231,7 @@ def open_pattern(
         sizes,
         split_along="".join(axis for name, axis in _PLANE_AXES.items() if name in names),
     )
-    return joined_files(path, path, fields, objects=objects, skip_errors=skip_errors)
+    return joined_files(path, path, fields, objects, skip_errors=skip_errors)
 
 
 def _matched(path: Path, pattern: patterns.Pattern, names: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -254,13 +247,12 @@ def _matched(path: Path, pattern: patterns.Pattern, names: Iterable[str]) -> dic
     subject = f"pattern={pattern.text!r}"
     if not parsed and not others:
         _detect.refuse_folder_of_others(path)
-        remedy = "pass the folder of the images, or change the pattern"
-        raise FormatError(f"{path}: contains no TIFF file at the folder depth of {subject}; {remedy}")
+        problem = f"contains no TIFF file at the folder depth of {subject}"
+        refuse(path, problem, "pass the folder of the images, or change the pattern")
     if others:
-        raise FormatError(
-            f"{path}: {len(others):,} of {len(parsed) + len(others):,} TIFF files do not match {subject}, e.g. "
-            f"{min(others, key=natural_key)!r}; correct the pattern, or move these files to another folder"
-        )
+        number = f"{len(others):,} of {len(parsed) + len(others):,} TIFF files"
+        problem = f"{number} do not match {subject}, e.g. {min(others, key=natural_key)!r}"
+        refuse(path, problem, "correct the pattern, or move these files to another folder")
     for name in parsed:
         if not _is_tiff(name):
             raise FormatError(f"{path}: {subject} matches {name!r}, expected TIFF files only; narrow the pattern")
@@ -277,26 +269,18 @@ def _planes(path: Path, parsed: Mapping[str, Mapping[str, Any]], keys: Sequence[
         key = tuple(map(values.__getitem__, keys))
         other = planes.setdefault(key, {}).setdefault(plane, name)
         if other != name:
-            raise FormatError(
-                f"{path}: {other} and {name} are both the same plane of field {'_'.join(key)}; in pattern=, name "
-                f"the part of the file names that differs, or move one file to another folder"
-            )
+            remedy = "in pattern=, name the part of the file names that differs, or move one file to another folder"
+            refuse(path, f"{other} and {name} are both the same plane of field {'_'.join(key)}", remedy)
     return planes
 
 
 def joined_files(
-    path: Path,
-    root: Path,
-    fields: Fields,
-    kinds: Array | None = None,
-    objects: ObjectReader | None = None,
-    *,
-    skip_errors: bool = False,
+    path: Path, root: Path, fields: Fields, objects: ObjectReader | None = None, *, skip_errors: bool = False
 ) -> FieldSource:
     """Return a source of fields whose files are in the folder ``root``, or at URLs if ``objects`` is passed."""
     # Shape and dtype are those of the first field's files, by channel. Other files are compared with them when they are
-    # read. With ``kinds``, one number per field, the first field of each number is the reference. With ``skip_errors``,
-    # all files are inspected, and a field with the most frequent shape and dtype is the reference.
+    # read. With `Fields.kinds`, the first field of each kind is the reference. With ``skip_errors``, all files are
+    # inspected, and a field with the most frequent shape and dtype is the reference.
     module: Any = get_format("tiff").module()
     folder = Folder(path, "tiff", module.ERRORS, objects)
     folder.root, folder.split_along = root, fields.split_along
@@ -311,15 +295,15 @@ def joined_files(
     if skip_errors:
         model = reader.index_of_most(fields.files, pages, (grid.flat for grid in fields.grids), fields.image_ids)
     first, like = fields.grids[model][0, :, 0], np.zeros(len(names), np.int64)
-    of_kind = [0] * len(fields.grids) if kinds is None else kinds.tolist()
+    of_kind = fields.kinds or [0] * len(fields.grids)
     firsts: dict[int, Array] = {of_kind[model]: first}
     for grid, kind in zip(fields.grids, of_kind, strict=True):
         like[grid] = firsts.setdefault(kind, grid[0, :, 0])[:, None]
     source = open_files(reader, root, fields.files, names, like.tolist(), pages)
     examples: dict[str, str] = {}
     for number in first.tolist():
-        kind = f"{tuple(source.shapes[number].tolist())} {source.dtypes[number]}"
-        examples.setdefault(kind, f"{fields.files[number]} is {kind}")
+        layout = f"{tuple(source.shapes[number].tolist())} {source.dtypes[number]}"
+        examples.setdefault(layout, f"{fields.files[number]} is {layout}")
     if len(examples) > 1:
         problem = f"{path}: channels of field {fields.image_ids[model]} differ: {', '.join([*examples.values()][:2])}"
         raise FormatError(f"{problem}; pass channels= with channels of one shape and dtype")
@@ -332,7 +316,7 @@ def suggestion(path: Path) -> tuple[str, int, int] | None:
     layout = patterns.layout_of(names)
     if layout is None:
         return None
-    parsed = [values for values in map(layout.parse, names) if values is not None]
+    parsed = list(filter(None, map(layout.parse, names)))
     not_of_fields = (*patterns.AXIS_NAMES, "channel_index")
     fields = {tuple(value for name, value in values.items() if name not in not_of_fields) for values in parsed}
     return layout.text, len(fields), len({values.get("channel") for values in parsed})
@@ -384,10 +368,8 @@ def _objects_below(path: Path, pattern: patterns.Pattern, objects: ObjectReader)
         steps = name.split("/")
         parents = ["/".join(steps[:depth]) for depth in range(1, len(steps))]
         is_deepest = pattern.folders is None or len(parents) == len(pattern.folders)
-        is_ignored = any(
-            _detect.is_hidden(step) and not pattern.names_hidden(depth) for depth, step in enumerate(steps)
-        )
-        if is_deepest and not is_ignored and all(map(pattern.enters, parents, range(len(parents)))):
+        is_shown = all(pattern.names_hidden(depth) for depth, step in enumerate(steps) if _detect.is_hidden(step))
+        if is_deepest and is_shown and all(map(pattern.enters, parents, range(len(parents)))):
             yield name
 
 
@@ -396,10 +378,10 @@ def _names(parsed: dict[str, dict[str, str | None]], subject: str) -> list[str]:
     names = list(next(iter(parsed.values())))
     for name in list(names):
         absent = [file for file, values in parsed.items() if values[name] is None]
-        if absent and len(absent) < len(parsed):
-            raise FormatError(f"{subject} matches {name} in some file names but not in {absent[0]!r}; rename the files")
-        if absent:
+        if len(absent) == len(parsed):
             names.remove(name)
+        elif absent:
+            raise FormatError(f"{subject} matches {name} in some file names but not in {absent[0]!r}; rename the files")
     if "well" not in names and {"row", "column"} <= set(names):
         names[names.index("row")] = "well"
         names.remove("column")
@@ -413,19 +395,17 @@ def _names(parsed: dict[str, dict[str, str | None]], subject: str) -> list[str]:
     return names
 
 
-def _by_index(path: Path, parsed: dict[str, dict[str, Any]], *, named: bool) -> dict[str, Any]:
+def _by_index(path: Path, parsed: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return a sort key of each channel by name, from its index; if files have no name, the index is the name."""
     known: dict[str, tuple[int, str]] = {}
     for file, values in parsed.items():
         index = values["channel_index"]
-        channel = values["channel"] if named else values.setdefault("channel", index)
+        channel = values.setdefault("channel", index)
         number = int(index) if index.isdecimal() else index
         other, example = known.setdefault(channel, (number, file))
         if other != number:
-            raise FormatError(
-                f"{path}: channel {channel} has the index {other} in {example!r} and {number} in {file!r}; replace "
-                f"{{channel_index}} in pattern= with {{_}}, and order channels with channels="
-            )
+            problem = f"channel {channel} has the index {other} in {example!r} and {number} in {file!r}"
+            refuse(path, problem, "replace {channel_index} in pattern= with {_}, and order channels with channels=")
     return {channel: natural_key(str(number)) for channel, (number, _) in known.items()}
 
 
@@ -435,9 +415,7 @@ def picked_channels(path: Path, channels: Any, known: Mapping[str, str]) -> list
     names = check_names("channels", channels, allowed, path=path)
     unknown = next((name for name in names if name not in known), None)
     if unknown is not None:
-        raise ArgumentError(
-            f"no channel {unknown!r}", path=path, option="channels", value=channels, remedy=f"pass {allowed}"
-        )
+        refuse_value("channels", channels, f"no channel {unknown!r}", f"pass {allowed}", path)
     return [known[name] for name in names]
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omearrow_ds.errors import ArgumentError, ColumnError, MetadataError
+from omearrow_ds.errors import ColumnError, MetadataError
+from omearrow_ds.options import refuse_value
 from omearrow_ds.storage.compositions import SourceWithColumns
 from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._columns import unknown_column
@@ -35,8 +36,8 @@ class JoinKeys:
     """
 
     def __init__(self, source: Images, joined: InputTable, pairs: Pairs) -> None:
-        self._columns: list[tuple[Callable[[Any], Any], tuple[pa.ChunkedArray, pa.ChunkedArray]]] = []
-        self.names = " and ".join(f"{left!r}" for left, _ in pairs)
+        self._columns: list[tuple[list[Any], Array]] = []  # Distinct values, and the code of each image and row.
+        self.pairs, self.names = pairs, " and ".join(f"{left!r}" for left, _ in pairs)
         self._source_path, self._joined = source.path, joined
         keys = np.zeros(len(source) + len(joined.table), np.int64)
         is_null = np.zeros(len(keys), np.bool_)
@@ -45,38 +46,41 @@ class JoinKeys:
             theirs = joined.table[right]
             if pa.types.is_nested(ours.type) or pa.types.is_nested(theirs.type):
                 problem, remedy = f"column {right!r} cannot be joined with {left!r}", "pass strings, numbers or times"
-                raise ColumnError(problem, **joined.subject, column=right, remedy=remedy)
+                joined.refuse(problem, remedy, ColumnError, right)
             normalize, known = _normalizer(left, ours.type, theirs.type), dict[Any, int]()
             codes = np.concatenate([_encode(column, normalize, known) for column in (ours, theirs)])
             is_null |= codes < 0
             keys = np.unique(keys * (len(known) + 1) + codes, return_inverse=True)[1].reshape(-1)
-            self._columns.append((normalize, (ours, theirs)))
+            self._columns.append(([*known, None], codes))
         keys[is_null] = -1
-        self.images, self.rows = keys[: len(source)], keys[len(source) :]
+        self.images, self.rows = self.sides = keys[: len(source)], keys[len(source) :]
+
+    @classmethod
+    def choose(cls, source: Images, joined: InputTable, on: On | None) -> Self:
+        """Return the keys in the columns that ``on`` names, by default in common columns."""
+        return cls(source, joined, _choose_pairs(source, joined, on))
 
     def match(self, noun: str, remedy: str, *, are_objects: bool = False) -> Array:
         """Return the row of each image, or the image of each row if rows are objects, as int64; -1 without a match.
 
         Raises `MetadataError` if a match is ambiguous, or nothing matches; messages call each row a ``noun``.
         """
-        keys, requests = (self.images, self.rows) if are_objects else (self.rows, self.images)
+        keys, requests = self.sides if are_objects else self.sides[::-1]
         equal = first_duplicate(np.where(np.isin(keys, requests), keys, -1) if are_objects else keys)
         if equal is not None:
             owner = f"images {equal[0]} and {equal[1]} of {self._source_path}"
             owner = owner if are_objects else f"{noun}s {equal[0]} and {equal[1]}"
             problem = f"{owner} have the same {self.names}, {self.describe(equal[1], row=not are_objects)}"
-            raise MetadataError(problem, **self._joined.subject, remedy=remedy)
+            self._joined.refuse(problem, remedy)
         matches = match_rows(keys, requests)
         if len(matches) and (matches < 0).all():
             of_images, of_rows = (
-                self.examples(np.flatnonzero(keys >= 0), row=is_row) or "none"
-                for is_row, keys in enumerate((self.images, self.rows))
+                self.examples(np.flatnonzero(keys >= 0), row=is_row) or "none" for is_row, keys in enumerate(self.sides)
             )
             problem = f"no {noun} matches an image of {self._source_path} by {self.names}"
-            raise MetadataError(
+            self._joined.refuse(
                 f"{problem}: images have {of_images}, {noun}s have {of_rows}",
-                **self._joined.subject,
-                remedy="pass on= with columns that have equal values",
+                "pass on= with columns that have equal values",
             )
         return matches
 
@@ -84,11 +88,12 @@ class JoinKeys:
         warnings.warn(f"{self._joined.name}, joined by {self.names}: {problem}", UserWarning, stacklevel=3)
 
     def describe(self, index: int, *, row: bool | int) -> str:
-        return ", ".join(repr(normalize(columns[row][index].as_py())) for normalize, columns in self._columns)
+        position = index + len(self.images) * row
+        return ", ".join(repr(values[codes[position]]) for values, codes in self._columns)
 
     def examples(self, indices: Array, *, row: bool | int) -> str:
         """Return the first few distinct keys of the given images or table rows as text, for messages."""
-        first = np.sort(np.unique((self.rows if row else self.images)[indices], return_index=True)[1])
+        first = np.sort(np.unique(self.sides[row][indices], return_index=True)[1])
         keys = [self.describe(int(indices[position]), row=row) for position in first[:_NUM_EXAMPLES]]
         return "; ".join(keys) + (", ..." if len(first) > _NUM_EXAMPLES else "")
 
@@ -132,11 +137,10 @@ def refuse_contradiction(source: Images, joined: InputTable, images: Array, rows
         differs = (images >= 0) & (rows >= 0) & (ours >= 0) & (theirs >= 0) & (ours != theirs)
         if differs.any():
             image, row = int(images[differs][0]), int(rows[differs][0])
-            raise MetadataError(
+            joined.refuse(
                 f"row {row} has the id of image {source.image_ids[image]!r} of {source.path}, but {name} is "
                 f"{keys.describe(row, row=True)} in the row and {keys.describe(image, row=False)} for the image",
-                **joined.subject,
-                remedy="pass on= with columns that identify the image",
+                "pass on= with columns that identify the image",
             )
 
 
@@ -173,7 +177,7 @@ def _named_pairs(on: Any) -> Pairs:
     return [(name, name) for name in (on if isinstance(on, Sequence) and not isinstance(on, str) else [on])]
 
 
-def choose_pairs(source: Images, joined: InputTable, on: On | None) -> Pairs:
+def _choose_pairs(source: Images, joined: InputTable, on: On | None) -> Pairs:
     """Return the columns to join by; raise an error if the table may number the fields of a plate differently."""
     # Sites of plates count from 1, paths of fields often from 0.
     pairs: Pairs = _column_pairs(source, joined, on)
@@ -183,8 +187,8 @@ def choose_pairs(source: Images, joined: InputTable, on: On | None) -> Pairs:
     if any(are_plates) and on is None and {SITE, FIELD} <= set(names):
         pairs = [pair for pair in pairs if pair[0] != FIELD]  # The site is equivalent.
     if SITE in names:
-        for plate in (0, 1):
-            if are_plates[plate] and (plate == 0 or names[SITE] == SITE):
+        for plate, is_plate in enumerate(are_plates):
+            if is_plate and (plate == 0 or names[SITE] == SITE):
                 _refuse_sites(source, joined, pairs, plate)
     elif any(are_plates) and on is None and FIELD in names:
         _refuse_paths(source, joined, pairs)
@@ -195,20 +199,23 @@ def _column_pairs(source: Images, joined: InputTable, on: On | None) -> Pairs:
     """Return pairs of a name in the source and a name in the table, by default those of common columns."""
     left_names, right_names = source.column_names, joined.table.column_names
     if on is None:
-        ours = source.column_table([name for name in left_names if name in right_names])
-        common = [IMAGE_ID] if IMAGE_ID in right_names else _common_columns(ours, joined.table)
+        shared = [name for name in left_names if name in set(right_names)]
+        metadata = [name for name in shared if name.startswith(_METADATA)]
+        tables = source.column_table(metadata), joined.table
+        common = [name for name in metadata if all(table[name].null_count < len(table) for table in tables)]
+        common = [IMAGE_ID] if IMAGE_ID in right_names else common or [name for name in shared if name == IMAGE_NUMBER]
         if not common:
-            raise ColumnError(
+            joined.refuse(
                 f"has neither {IMAGE_ID!r} nor a {_METADATA}* column in common with {source.path}: the table has "
                 f"{right_names[:20]}, the images have {left_names}",
-                **joined.subject,
-                remedy="pass on= with a common name, or on={NAME_IN_SOURCE: NAME_IN_TABLE}",
+                "pass on= with a common name, or on={NAME_IN_SOURCE: NAME_IN_TABLE}",
+                ColumnError,
             )
         return [(name, name) for name in common]
     pairs = _named_pairs(on)
     if not pairs or not all(isinstance(name, str) for pair in pairs for name in pair):
         allowed = "one or several column names, or a mapping from names in the source to names in the table"
-        raise ArgumentError(option="on", value=on, allowed=allowed)
+        refuse_value("on", on, allowed=allowed)
 
     def resolve(name: str, known: Sequence[str]) -> str:
         return name if name in known else joined.renamed.get(name, name)
@@ -219,14 +226,6 @@ def _column_pairs(source: Images, joined: InputTable, on: On | None) -> Pairs:
             if name not in known:
                 raise unknown_column(name, known, table, " for on=")
     return pairs
-
-
-def _common_columns(left: pa.Table, right: pa.Table) -> list[str]:
-    known = set(right.column_names)
-    names = [name for name in left.column_names if name in known]
-    is_empty = {name: any(table[name].null_count == len(table) for table in (left, right)) for name in names}
-    metadata = [name for name in names if name.startswith(_METADATA) and not is_empty[name]]
-    return metadata or [name for name in names if name == IMAGE_NUMBER]
 
 
 def _is_plate(columns: pa.Table) -> bool:
@@ -244,10 +243,8 @@ def _refuse_sites(source: Images, joined: InputTable, pairs: Pairs, plate: int) 
     others = [pair for pair in pairs if pair[0] != SITE]
     column = dict(pairs)[SITE]
     numbers = _numbers_of(source.column(SITE)), _numbers_of(joined.table[column])
-    keys, plates = (
-        (codes.images, codes.rows)
-        for codes in (JoinKeys(source, joined, others), JoinKeys(source, joined, [p for p in others if p[0] == PLATE]))
-    )
+    of_plate = [pair for pair in others if pair[0] == PLATE]
+    keys, plates = (JoinKeys(source, joined, chosen).sides for chosen in (others, of_plate))
     largest = np.zeros(max(codes.max(initial=0) for codes in plates) + 1)
     np.fmax.at(largest, plates[plate], numbers[plate])
     other = 1 - plate
@@ -256,12 +253,12 @@ def _refuse_sites(source: Images, joined: InputTable, pairs: Pairs, plate: int) 
     if unfit.any():
         index = int(unfit.argmax())
         field = {FIELD: column} if other else {SITE: FIELD}
-        raise MetadataError(
-            f"{'row' if other else 'image'} {index} has site {numbers[other][index]:g}, but sites of its plate are 1 "
-            f"to {largest[plates[other]][index]:g}",
-            **joined.subject if other else {"path": source.path, "image": index},
-            remedy=f"for field paths (often counted from 0), pass on={ {**dict(others), **field} }",
-        )
+        sites = f"sites of its plate are 1 to {largest[plates[other]][index]:g}"
+        problem = f"{'row' if other else 'image'} {index} has site {numbers[other][index]:g}, but {sites}"
+        remedy = f"for field paths (often counted from 0), pass on={ {**dict(others), **field} }"
+        if other:
+            joined.refuse(problem, remedy)
+        raise MetadataError(problem, path=source.path, image=index, remedy=remedy)
 
 
 def _refuse_paths(source: Images, joined: InputTable, pairs: Pairs) -> None:
@@ -273,26 +270,23 @@ def _refuse_paths(source: Images, joined: InputTable, pairs: Pairs) -> None:
     if (paths == 0).any() != (numbers == 0).any() and len(numbers):
         path, site = ({**dict(others), left: FIELD} for left in (FIELD, SITE))
         problem = f"{FIELD!r} is ambiguous: it may contain field paths of {source.path} or sites counted from 1"
-        remedy = f"pass on={path} for paths, or on={site} for sites"
-        raise MetadataError(problem, **joined.subject, remedy=remedy)
+        joined.refuse(problem, f"pass on={path} for paths, or on={site} for sites")
 
 
 def with_columns(source: Images, columns: Any, on: On | None, types: ColumnTypes) -> Images:
     """Return ``source`` with the columns of a joined table added; see `omearrow_ds.open_images`."""
     needed = {IMAGE_ID, IMAGE_NUMBER, *source.column_names, *column_names_of(on)}
     joined = read_input_table(columns, "columns", types, needed)
-    pairs = choose_pairs(source, joined, on)
-    keys = JoinKeys(source, joined, pairs)
-    equal = first_duplicate(keys.images) if pairs[0][0] == IMAGE_ID else None
+    keys = JoinKeys.choose(source, joined, on)
+    equal = first_duplicate(keys.images) if keys.pairs[0][0] == IMAGE_ID else None
     if equal is not None and source.image_ids[equal[0]] != source.image_ids[equal[1]]:
-        raise MetadataError(
+        joined.refuse(
             f"several images of {source.path} have the same id {keys.describe(equal[0], row=False)}, compared as "
-            f"numbers with column {pairs[0][1]!r}",
-            **joined.subject,
-            remedy="pass the ids as strings",
+            f"numbers with column {keys.pairs[0][1]!r}",
+            "pass the ids as strings",
         )
     rows = keys.match("row", "aggregate the table, or pass on= with columns that distinguish its rows")
-    added = joined.table.drop_columns([right for _, right in pairs])
+    added = joined.table.drop_columns([right for _, right in keys.pairs])
     row_or_null = pa.array(rows, mask=rows < 0)
     added = added.take(row_or_null) if added.num_columns else added
     is_matched = pa.array(rows >= 0)
@@ -301,8 +295,7 @@ def with_columns(source: Images, columns: Any, on: On | None, types: ColumnTypes
         ours = None if name == IMAGE_ID else source.column(name).filter(is_matched)
         if ours is None or ours.type != added[name].type or not ours.equals(added[name].filter(is_matched)):
             problem = f"values of column {name!r} differ from those in {source.path}"
-            remedy = "rename or drop the column, or pass it in on="
-            raise MetadataError(problem, **joined.subject, column=name, remedy=remedy)
+            joined.refuse(problem, "rename or drop the column, or pass it in on=", MetadataError, name)
         added = added.drop_columns(name)
     without, is_key = np.flatnonzero(rows < 0), keys.rows >= 0
     unused, notes = np.flatnonzero(is_key & ~np.isin(keys.rows, keys.images)), []

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -16,11 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
-from omearrow_ds.options import refuse_options
+from omearrow_ds.errors import ColumnError, FormatError
+from omearrow_ds.options import refuse_options, refuse_value
 from omearrow_ds.storage import fields
 from omearrow_ds.storage.formats._columns import plain_columns
 from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, missing
+from omearrow_ds.storage.formats._error_translation import refuse
 from omearrow_ds.storage.formats._folder import ListedPage
 from omearrow_ds.storage.formats._urls import ObjectReader, Url, url_of
 from omearrow_ds.storage.table_files import NAMED_BY, ColumnTypes, TableFile, described
@@ -30,8 +31,8 @@ ILLUM = f"FileName_{_ILLUM}"
 _INTERPRETED = re.compile(r"(Image_)?(FileName|PathName|URL|Series|Frame|Metadata)_.+|ImageNumber")
 _FILE = re.compile(r"((?:Image_)?)(FileName|URL)_(.+)")
 _OF_ANY_TABLE = ("s3", "gs", "az")  # Schemes of URLs that name no host.
-_ANY = -1  # Matches any page of a series.
 _WHOLE = re.compile(r"\s*([0-9]+)(?:\.0*)?\s*")
+_ANY = -1  # Matches any page of a series.
 
 
 def lists_files(path: Path) -> bool:
@@ -39,13 +40,7 @@ def lists_files(path: Path) -> bool:
 
 
 def open_fields(
-    path: Path,
-    options: Mapping[str, Any],
-    objects: ObjectReader,
-    types: ColumnTypes,
-    copy: Path | None = None,
-    *,
-    skip_errors: bool = False,
+    path: Path, options: Mapping[str, Any], objects: ObjectReader, types: ColumnTypes, copy: Path, *, skip_errors: bool
 ) -> fields.FieldSource:
     """Open images of several TIFF files each: those that a ``pattern`` matches, or that a table lists.
 
@@ -53,59 +48,55 @@ def open_fields(
     ``FileName_<channel>`` or ``Image_FileName_<channel>`` per channel. Rows with equal files, series and pages, such as
     the cells of one field, are one image. Columns ``Metadata_*`` with one value per field are columns of the images.
     """
-    channels, incomplete, root = options.get("channels"), options.get("incomplete", "error"), options.get("root")
+    channels, root = options.get("channels"), options.get("root")
     if "pattern" in options:
-        refuse_options(
-            {} if root is None else {"root": root}, "applies only to tables that list files, not to pattern="
-        )
-        read_by = objects if isinstance(path, Url) else None
-        return fields.open_pattern(path, options["pattern"], channels, incomplete, read_by, skip_errors=skip_errors)
+        if root is not None:
+            refuse_options({"root": root}, "applies only to tables that list files, not to pattern=")
+        return fields.open_pattern(path, options, objects if isinstance(path, Url) else None, skip_errors=skip_errors)
     if not isinstance(root, str | os.PathLike | None):
-        raise ArgumentError(option="root", value=root, allowed="the path of a folder")
-    listing = TableFile(path if copy is None else copy, path)
+        refuse_value("root", root, allowed="the path of a folder")
+    listing = TableFile(copy, path)
     listed, metadata_names = channels_of(listing.names), described(listing.names)
-    table = _read_listing(path, listing, listed, metadata_names, types)
+    table = _read_listing(listing, listed, metadata_names, types)
     functions = [name for name in listed if name.startswith(_ILLUM)]
     images = [name for name in listed if name not in functions and _are_images(path, table, listed[name].file)]
     if not images:
         problem = "no column FileName_<channel> or Image_FileName_<channel> lists TIFF files"
         raise ColumnError(f"{problem} (columns: {listing.names[:20]})", path=path, remedy="add such a column")
-    chosen = images if channels is None else fields.picked_channels(path, channels, {name: name for name in images})
-    resolver = FilePathResolver(path, root)
-    columns = [resolver.files(table, listed[channel]) for channel in chosen]
+    chosen = (
+        images if channels is None else fields.picked_channels(path, channels, dict(zip(images, images, strict=True)))
+    )
+    base = None if root is None else str(url_of(root) or Path(root).absolute())
+    columns = [_listed_files(path, base, table, listed[channel]) for channel in chosen]
     rows: dict[Hashable, int] = {}
     # Rows without files are not one field.
-    keys = (files if any(files) else row for row, files in enumerate(zip(*columns, strict=True)))
-    first_row_of_field = np.array([rows.setdefault(key, row) for row, key in enumerate(keys)], np.int64)
+    of_rows = enumerate(zip(*columns, strict=True))
+    first_row_of_field = np.array([rows.setdefault(files if any(files) else row, row) for row, files in of_rows])
     first = np.unique(first_row_of_field)
     files_of = [[column[row] for column in columns] for row in first.tolist()]
     metadata = _of_fields(path, table, metadata_names, columns[0], first, first_row_of_field)
     ids = _ids(metadata, files_of, first)
-    first_rows = table.take(first)
-    metadata |= {f"FileName_{name}": pa.array(resolver.functions(first_rows, listed[name])) for name in functions}
+    first_rows, resolve = table.take(first), partial(_function_path, path, base)
+    metadata |= {f"FileName_{name}": pa.array(_each_path(first_rows, listed[name], resolve)) for name in functions}
     identity = identify_below(path.parent)
-    identities = [[file and identity(file.file) for file in of_field] for of_field in files_of]
 
     def describe(number: int, plane: fields.Plane) -> str:
         file = files_of[number][chosen.index(plane[1])]
         return f"channel {plane[1]} ({None if file is None else file.file})"
 
     moved = "" if root is not None else "pass root= with the current folder of the files, "
-    remedies, skip = (f"{moved}restore the file", ""), incomplete == "skip"
+    remedies, skip = (f"{moved}restore the file", ""), options.get("incomplete") == "skip"
     planes = [
-        {("", name, ""): file for name, file, one in zip(chosen, *of_field, strict=True) if file and one is not None}
-        for of_field in zip(files_of, identities, strict=True)
+        {("", name, ""): file for name, file in zip(chosen, of_field, strict=True) if file and identity(file.file)}
+        for of_field in files_of
     ]
     files, grids, complete = fields.assemble(path, planes, ids, chosen, describe, remedies, skip=skip)
-    refuse_doubled(path, chosen, ((int(first[number]), files_of[number], identities[number]) for number in complete))
+    positions = product(first[complete].tolist(), chosen)
+    entries = [(row, channel, file) for (row, channel), file in zip(positions, files, strict=True)]
+    refuse_doubled(path, entries, identity)
     if len({url_of(file.file) is None for file in files}) > 1:
         raise FormatError(f"{path}: lists both URLs and local files; pass channels= with channels of one kind")
-    pages = [
-        ListedPage(file.series, file.page, f"{path}: row {first[number]}, channel {name!r}")
-        for number in complete
-        for name, file in zip(chosen, files_of[number], strict=True)
-        if file is not None
-    ]
+    pages = [ListedPage(file.series, file.page, f"{path}: row {row}, channel {name!r}") for row, name, file in entries]
     source = fields.Fields(
         [file.file for file in files],
         grids,
@@ -117,27 +108,23 @@ def open_fields(
         split_along="C",
     )
     read_by = None if url_of(files[0].file) is None else objects
-    return fields.joined_files(path, path.parent, source, objects=read_by, skip_errors=skip_errors)
+    return fields.joined_files(path, path.parent, source, read_by, skip_errors=skip_errors)
 
 
 def _read_listing(
-    path: Path,
-    listing: TableFile,
-    channels: Mapping[str, ChannelColumns],
-    metadata: Mapping[str, str],
-    types: ColumnTypes,
+    listing: TableFile, channels: Mapping[str, ChannelColumns], metadata: Mapping[str, str], types: ColumnTypes
 ) -> pa.Table:
     """Return the columns of files and metadata; the former are text."""
     for name in (name for name in listing.names if _INTERPRETED.fullmatch(name.strip())):
         if name != name.strip():
             problem = f"column {name!r} has a space at the start or end of its name"
-            raise ColumnError(problem, path=path, column=name, remedy="rename it")
+            raise ColumnError(problem, path=listing.shown_path, column=name, remedy="rename it")
         if listing.names.count(name) > 1:
-            raise ColumnError(f"{path}: two columns have the name {name!r}; rename or drop one")
+            raise ColumnError(f"{listing.shown_path}: two columns have the name {name!r}; rename or drop one")
     of_files = dict.fromkeys(filter(None, chain.from_iterable(columns[1:] for columns in channels.values())), "text")
     used = {*of_files, *metadata.values()}
     table = listing.read([name for name in listing.names if name in used], {**types.of_table(listing), **of_files})
-    return plain_columns(table, str(path))
+    return plain_columns(table, str(listing.shown_path))
 
 
 def _are_images(path: Path, table: pa.Table, name: str) -> bool:
@@ -149,7 +136,7 @@ def _are_images(path: Path, table: pa.Table, name: str) -> bool:
     others = [file for file in files if not file.lower().endswith(TIFF_SUFFIXES)]
     if others and len(others) < len(files):
         problem = f"column {name!r} lists {others[0]!r}, expected only TIFF files"
-        raise FormatError(problem, path=path, remedy="drop this row, or convert the file")
+        refuse(path, problem, "drop this row, or convert the file")
     return bool(files) and not others
 
 
@@ -173,8 +160,7 @@ def _of_fields(
             if row >= 0:
                 same = f"rows {same_row[row]} and {row} list the same files ({getattr(files[row], 'file', None)})"
                 problem = f"{same} with different values of {name}, {expected[row]} and {column[row]}"
-                remedy = "correct the table, or pass other channels in channels="
-                raise FormatError(problem, path=path, remedy=remedy)
+                refuse(path, problem, "correct the table, or pass other channels in channels=")
     return columns
 
 
@@ -184,7 +170,7 @@ def _ids(metadata: Mapping[str, Any], files: Sequence[Sequence[ListedFile | None
     by_position = ["_".join(map(str, values)) for values in zip(*known, strict=True)]
     firsts = [of_field[0] or ListedFile("") for of_field in files]
     by_file = [Path(file.file).stem for file in firsts]
-    by_page = ["_".join([Path(file.file).stem, *(str(n) for n in file[1:] if n is not None)]) for file in firsts]
+    by_page = ["_".join([Path(name).stem, *(str(n) for n in page if n is not None)]) for name, *page in firsts]
     by_row = [f"row-{row}" for row in first.tolist()]
     return next(ids for ids in (by_position, by_file, by_page, by_row) if len(set(ids)) == len(files))
 
@@ -209,7 +195,7 @@ class ListedFile(NamedTuple):
 
 def channels_of(names: Sequence[str]) -> dict[str, ChannelColumns]:
     """Return the file columns of each channel in table order; a column of file names is preferred to one of URLs."""
-    matches = [match for match in map(_FILE.fullmatch, names) if match is not None]
+    matches = filter(None, map(_FILE.fullmatch, names))
     preferred = {match[3]: match for match in sorted(matches, key=lambda match: match[2] != "URL")}
     channels = {}
     for match in sorted(preferred.values(), key=lambda match: names.index(match[0])):
@@ -231,10 +217,10 @@ def whole_numbers(path: Path, table: pa.Table, column: str | None, files: Sequen
     values = table[column].to_pylist()
     matches = {value: _WHOLE.fullmatch(str(value)) for value in set(values)}
     numbers = {value: None if match is None else int(match[1]) for value, match in matches.items()}
-    row = next((row for row, value in enumerate(values) if numbers[value] is None and files[row] is not None), None)
-    if row is not None:
-        problem = f"row {row} has {column} {values[row]!r}, expected an integer from 0"
-        raise FormatError(problem, path=path, remedy="correct it, or drop the column")
+    for row, (value, file) in enumerate(zip(values, files, strict=True)):
+        if numbers[value] is None and file is not None:
+            problem = f"row {row} has {column} {value!r}, expected an integer from 0"
+            refuse(path, problem, "correct it, or drop the column")
     return [numbers[value] for value in values]
 
 
@@ -243,8 +229,19 @@ def identify_below(base: Path) -> Callable[[str], Hashable]:
 
     For a missing local file, it returns None; a file at a URL is not looked for. Each folder is read once.
     """
-    base_folder, read_folder = os.fspath(base), functools.cache(_read_folder)
+    base_folder = os.fspath(base)
 
+    @functools.cache
+    def read_folder(folder: str) -> tuple[Hashable, dict[str, bool]]:
+        try:
+            with os.scandir(folder or "/") as entries:
+                links = {entry.name: entry.is_symlink() for entry in entries}
+        except (FileNotFoundError, NotADirectoryError):
+            return folder, {}
+        status = os.stat(folder or "/")  # noqa: PTH116
+        return (status.st_dev, status.st_ino), links
+
+    @functools.cache
     def identity(file: str) -> Hashable:
         url = url_of(file) if ":" in file else None
         if url is not None:
@@ -259,103 +256,70 @@ def identify_below(base: Path) -> Callable[[str], Hashable]:
     return identity
 
 
-def _read_folder(folder: str) -> tuple[Hashable, dict[str, bool]]:
-    try:
-        with os.scandir(folder or "/") as entries:
-            links = {entry.name: entry.is_symlink() for entry in entries}
-    except (FileNotFoundError, NotADirectoryError):
-        return folder, {}
-    status = os.stat(folder or "/")  # noqa: PTH116
-    return (status.st_dev, status.st_ino), links
-
-
 def refuse_doubled(
-    path: Path, channels: Sequence[str], fields: Iterable[tuple[int, Sequence[ListedFile | None], Sequence[Hashable]]]
+    path: Path, planes: Iterable[tuple[int, str, ListedFile]], identity: Callable[[str], Hashable]
 ) -> None:
-    """Raise `FormatError` if two channels or fields refer to the same page of the same file."""
+    """Raise `FormatError` if two planes, each with row, channel and file, are the same page of the same file."""
     known: dict[Hashable, tuple[int, str, ListedFile]] = {}
-    for row, files, identities in fields:
-        for channel, file, identity in zip(channels, files, identities, strict=True):
-            if file is None:
-                continue
-            series, page = file.series or 0, file.page
-            other = known.get((identity, series, page)) or known.get((identity, series, _ANY if page is None else None))
-            if other is not None:
-                problem = f"{_in_words(*other)} and {_in_words(row, channel, file)} are the same plane"
-                remedy = "correct the table, or pass channels= without one of them"
-                raise FormatError(problem, path=path, remedy=remedy)
-            known[identity, series, page] = row, channel, file
-            if page is not None:
-                known[identity, series, _ANY] = row, channel, file
+    for plane in planes:
+        file, series, page = identity(plane[2].file), plane[2].series or 0, plane[2].page
+        other = known.get((file, series, page)) or known.get((file, series, _ANY if page is None else None))
+        if other is not None:
+            problem = f"{_in_words(*other)} and {_in_words(*plane)} are the same plane"
+            refuse(path, problem, "correct the table, or pass channels= without one of them")
+        known[file, series, page] = known[file, series, _ANY] = plane
 
 
 def _in_words(row: int, channel: str, file: ListedFile) -> str:
     return f"channel {channel!r} of row {row} ({file.file}{'' if file.page is None else f', page {file.page}'})"
 
 
-class FilePathResolver:
-    """Resolves and restricts the files that a table lists.
+def _listed_files(path: Path, root: str | None, table: pa.Table, channel: ChannelColumns) -> list[ListedFile | None]:
+    files = _each_path(table, channel, partial(_allowed_path, path, root))
+    numbers = [whole_numbers(path, table, name, files) for name in (channel.series, channel.page)]
+    listed_file = functools.cache(ListedFile)  # Many rows, one per cell, list one file.
+    rows = zip(files, *numbers, strict=True)
+    return [None if file is None else listed_file(file, series, page) for file, series, page in rows]
+
+
+def _each_path(table: pa.Table, channel: ChannelColumns, resolve: Callable[[str, str, str], str]) -> list[str | None]:
+    names: list[str | None] = table[channel.file].to_pylist()
+    folders = [None] * len(names) if channel.folder is None else table[channel.folder].to_pylist()
+    path_of = functools.cache(partial(resolve, channel.kind))
+    return [None if name is None else path_of(folder or "", name) for folder, name in zip(folders, names, strict=True)]
+
+
+def _function_path(path: Path, root: str | None, kind: str, folder: str, name: str) -> str:
+    """Return the path of an illumination function: as listed if it exists, else in the root folder."""
+    listed = _listed_path(kind, folder, name)
+    if url_of(listed) is not None:
+        return listed
+    local = path.parent / listed
+    return os.fspath(local if root is None or local.exists() else Path(root) / local.name)
+
+
+def _allowed_path(path: Path, root: str | None, kind: str, folder: str, name: str) -> str:
+    """Return the path of a file, or a normalized URL, if the table at ``path`` may list it.
 
     The table may be from an untrusted source. Requests to ``s3://``, ``gs://`` and ``az://`` go to the user's own
     endpoint, for any bucket. Other URLs name a host, and are only allowed if the user named that host. ``root`` is the
     folder or URL that replaces the listed folders; files listed below that URL are unchanged.
     """
-
-    def __init__(self, path: Path, root: str | os.PathLike[str] | None) -> None:
-        url = None if root is None else url_of(root)
-        self._path = path
-        self._root = None if root is None else str(url or Path(root).absolute())
-        self._hosts = {_host(str(location)) for location in (path, url) if isinstance(location, Url)}
-
-    def files(self, table: pa.Table, channel: ChannelColumns) -> list[ListedFile | None]:
-        paths = self._each_path(table, channel, self._allowed_file)
-        numbers = [whole_numbers(self._path, table, name, paths) for name in (channel.series, channel.page)]
-        listed_file = functools.cache(ListedFile)  # Many rows, one per cell, list one file.
-        rows = zip(paths, *numbers, strict=True)
-        return [None if path is None else listed_file(path, series, page) for path, series, page in rows]
-
-    def functions(self, table: pa.Table, channel: ChannelColumns) -> list[str | None]:
-        """Return the path of each row's illumination function: as listed if it exists, else in the root folder."""
-        return self._each_path(table, channel, self._function)
-
-    def _each_path(
-        self, table: pa.Table, channel: ChannelColumns, resolve: Callable[[str, str, str], str]
-    ) -> list[str | None]:
-        names: list[str | None] = table[channel.file].to_pylist()
-        folders = [None] * len(names) if channel.folder is None else table[channel.folder].to_pylist()
-        path_of = functools.cache(partial(resolve, channel.kind))
-        return [
-            None if name is None else path_of(folder or "", name) for folder, name in zip(folders, names, strict=True)
-        ]
-
-    def _function(self, kind: str, folder: str, name: str) -> str:
-        listed = _listed_path(kind, folder, name)
-        if url_of(listed) is not None:
-            return listed
-        local = self._path.parent / listed
-        is_moved = self._root is not None and not local.exists()
-        return os.fspath(Path(str(self._root)) / local.name if is_moved else local)
-
-    def _allowed_file(self, kind: str, folder: str, name: str) -> str:
-        """Return the path of a file, or a normalized URL, if the table may list it."""
-        location = name if kind == "URL" else folder
-        if self._root is not None and (
-            url_of(location) is None or not f"{location}/".startswith(f"{self._root.rstrip('/')}/")
-        ):
-            file = _join(self._root, Path(unquote(urlsplit(name).path)).name if kind == "URL" else name)
-        else:
-            file = _listed_path(kind, folder, name)
-        url = url_of(file)
-        if url is None and isinstance(self._path, Url):
-            if Path(file).is_absolute() or ".." in Path(file).parts:
-                problem = f"lists {file!r}, which is not below the URL of the table"
-                raise FormatError(problem, path=self._path, remedy="pass root= with a URL")
-            url = url_of(f"{self._path.parent}/{file}")
-        if url is not None and url.scheme not in _OF_ANY_TABLE and _host(str(url)) not in self._hosts:
-            remedy = f"pass root={_host(str(url))!r} to allow this host, or root= with the folder or URL of the files"
-            problem = f"lists {url} on another host, which is refused for safety"
-            raise FormatError(problem, path=self._path, remedy=remedy)
-        return file if url is None else str(url)
+    location = name if kind == "URL" else folder
+    if root is not None and (url_of(location) is None or not f"{location}/".startswith(f"{root.rstrip('/')}/")):
+        file = _join(root, Path(unquote(urlsplit(name).path)).name if kind == "URL" else name)
+    else:
+        file = _listed_path(kind, folder, name)
+    url = url_of(file)
+    if url is None and isinstance(path, Url):
+        if Path(file).is_absolute() or ".." in Path(file).parts:
+            refuse(path, f"lists {file!r}, which is not below the URL of the table", "pass root= with a URL")
+        url = url_of(f"{path.parent}/{file}")
+    hosts = (_host(str(known)) for known in (path, url_of(root or "")) if isinstance(known, Url))
+    if url is not None and url.scheme not in _OF_ANY_TABLE and _host(str(url)) not in hosts:
+        remedy = f"pass root={_host(str(url))!r} to allow this host, or root= with the folder or URL of the files"
+        refuse(path, f"lists {url} on another host, which is refused for safety", remedy)
+    return file if url is None else str(url)
 
 
 def _join(folder: str, name: str) -> str:

@@ -16,13 +16,14 @@ import numpy as np
 import pyarrow as pa
 
 from omearrow_ds.errors import ArgumentError, ColumnError, MetadataError, MissingPathError
+from omearrow_ds.options import refuse_value
 from omearrow_ds.storage import fields
 from omearrow_ds.storage.collection_source import CollectionSource
 from omearrow_ds.storage.compositions import select_rows, with_label_dtypes
 from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._detect import is_hidden
 from omearrow_ds.storage.formats._urls import url_of
-from omearrow_ds.storage.keys import IMAGE_ID, JoinKeys, choose_pairs, match_rows, refuse_contradiction
+from omearrow_ds.storage.keys import IMAGE_ID, JoinKeys, match_rows, refuse_contradiction
 from omearrow_ds.storage.part_files import is_path
 from omearrow_ds.storage.patterns import column_of
 from omearrow_ds.storage.protocol import OpenOptions, Paths
@@ -60,16 +61,14 @@ def open_masks(source: Images, masks: Any, opening: OpenOptions, *, skip_nulls: 
         sizes = [" x ".join(map(str, shape[3:])) for shape in (opened.shapes[mask], source.shapes[index])]
         image = f"{source.image_ids[index]!r} of {source.path} has {sizes[1]} pixels"
         problem = f"mask {opened.image_ids[mask]!r} has {sizes[0]} pixels but its image {image}"
-        remedy = "pass masks of the same size as their images"
-        raise MetadataError(problem, path=opened.path, image=mask, remedy=remedy)
+        raise MetadataError(problem, path=opened.path, image=mask, remedy="pass masks of the same size as their images")
     return opened, mask_of
 
 
 def select_masks(masks: Images, mask_of: Array, condition: str) -> tuple[Images, Array]:
     """Return a source of only the masks in ``mask_of``, and the new mask index of each image, or -1 without a mask."""
     used = np.unique(mask_of[mask_of >= 0])
-    masks = select_rows(masks, used, f"masks of {condition}")
-    return masks, np.where(mask_of < 0, -1, np.searchsorted(used, mask_of))
+    return select_rows(masks, used, f"masks of {condition}"), np.where(mask_of < 0, -1, np.searchsorted(used, mask_of))
 
 
 def _paired(source: Images, masks: Any, opening: OpenOptions) -> tuple[Images, Array]:
@@ -83,7 +82,7 @@ def _paired(source: Images, masks: Any, opening: OpenOptions) -> tuple[Images, A
     path, on = options.pop("path", None), options.pop("on", None)
     if not is_path(path) or not set(options) <= {*OpenOptions.__annotations__, "format"}:
         allowed = "a path, an open source, the name of an image column, file names with braces, or a mapping of"
-        raise ArgumentError(option="masks", value=masks, allowed=f"{allowed} 'path' and options of open_images")
+        refuse_value("masks", masks, allowed=f"{allowed} 'path' and options of open_images")
     if isinstance(path, str | os.PathLike) and url_of(path) is not None and opening.get("storage") is not None:
         options = {"storage": opening["storage"], **options}  # By default, masks are on the server of the images.
     try:
@@ -105,8 +104,8 @@ def _named(source: Images, name: str, opening: OpenOptions) -> tuple[Images, Arr
     """Return masks that are stored with the images, or in files named by these; None if the name is a path."""
     if name in source.other_image_columns:
         changed = {"image_column": name, "nulls": "skip", "columns": None, "on": None, "column_types": None}
-        options = {key: value for key, value in {**opening, **changed}.items() if value is not None}
-        column = open_source(source.requested_path or source.path, are_labels=True, **options)  # type: ignore[arg-type]
+        options: Any = {**opening, **changed}
+        column = open_source(source.requested_path or source.path, are_labels=True, **options)
         return column, match_rows(column.rows, source.rows)
     if "{" in name:
         return _by_name(source, name)
@@ -123,7 +122,7 @@ def _by_key(source: Images, masks: Images, on: Any) -> Array:
         columns[IMAGE_ID] = pa.chunked_array([pa.array(list(masks.image_ids), pa.string())])
     joined = InputTable(pa.table(columns), str(masks.path))
     try:
-        keys = JoinKeys(source, joined, choose_pairs(source, joined, on))
+        keys = JoinKeys.choose(source, joined, on)
     except ColumnError:
         if has_ids:
             raise
@@ -191,8 +190,9 @@ def _by_name(source: Images, name: str) -> tuple[Images, Array]:
     ids = [source.image_ids[index] for index in masked.tolist()]
     sizes = np.unique(source.shapes[masked][:, 3:], axis=0, return_inverse=True)[1].reshape(-1)
     numbers = np.arange(len(files))
-    mask_fields = fields.Fields(files, list(numbers.reshape(-1, 1, 1, 1)), ids, pa.table({}), [], numbers)
-    return fields.joined_files(folder, folder, mask_fields, sizes), mask_of
+    grids = list(numbers.reshape(-1, 1, 1, 1))
+    mask_fields = fields.Fields(files, grids, ids, pa.table({}), [], numbers, kinds=sizes.tolist())
+    return fields.joined_files(folder, folder, mask_fields), mask_of
 
 
 def _similar_files(path: Path) -> str:

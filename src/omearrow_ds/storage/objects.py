@@ -13,29 +13,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from omearrow_ds.errors import ArgumentError, ColumnError, MetadataError
-from omearrow_ds.options import check_names
+from omearrow_ds.errors import ColumnError
+from omearrow_ds.options import check_names, refuse_value
 from omearrow_ds.storage.compositions import select_rows
 from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._columns import ColumnReader, unknown_column
-from omearrow_ds.storage.keys import (
-    IMAGE_ID,
-    IMAGE_NUMBER,
-    JoinKeys,
-    choose_pairs,
-    column_names_of,
-    refuse_contradiction,
-)
+from omearrow_ds.storage.keys import IMAGE_ID, IMAGE_NUMBER, JoinKeys, column_names_of, refuse_contradiction
 from omearrow_ds.storage.protocol import On, OpenOptions
 from omearrow_ds.storage.row_filter import RowFilter
-from omearrow_ds.storage.table_files import (
-    ColumnTypes,
-    InputTable,
-    UnreadColumns,
-    parse_as,
-    read_input_table,
-    table_file,
-)
+from omearrow_ds.storage.table_files import ColumnTypes, InputTable, parse_as, read_input_table, table_file
 from omearrow_ds.text import count
 
 # The first names of each kind that a table has are used. CellProfiler's per-object tables omit the object's name, and
@@ -68,37 +54,43 @@ _USED_COLUMNS = {IMAGE_ID, IMAGE_NUMBER, "centroid", "bbox", *_LABELS, *chain.fr
 
 @dataclass(frozen=True)
 class Objects:
-    """Objects, such as cells, in the images of a source."""
-
-    table: pa.Table  # One row per object, without objects that have no image or no position.
+    joined: InputTable  # The given table, without rows that have no image or no position.
     rows: Array  # (n,) int64, the row of each in the given table
     fields: Array  # (n,) int64, the index of each object's image
-    # (n, 2) float64, (Y, X) in pixels from the center of the first one; None with boxes
-    centers: Array | None
-    boxes: Array | None  # (n, 4) int64, (y0, y1, x0, x1) half-open; None with centers
-    name: str  # Name of the table in messages.
-    column_schema: pa.Schema  # Columns of the given table.
-    unread: UnreadColumns | None = None  # Columns that ``table`` lacks, if the given table is wide.
+    # (n, 2) float64, centers (Y, X) in pixels from the center of the first one; or (n, 4) int64, boxes
+    # (y0, y1, x0, x1) half-open
+    positions: Array
+    are_boxes: bool
 
     def keep(self, selected: Array) -> Objects:
         numbers = np.flatnonzero(selected) if selected.dtype == np.bool_ else selected
         if np.array_equal(numbers, np.arange(len(self.rows))):
             return self
-        centers, boxes = (known if known is None else known[numbers] for known in (self.centers, self.boxes))
-        table, rows, fields = self.table.take(pa.array(numbers)), self.rows[numbers], self.fields[numbers]
-        return replace(self, table=table, rows=rows, fields=fields, centers=centers, boxes=boxes)
+        joined = self.joined._replace(table=self.joined.table.take(pa.array(numbers)))
+        return Objects(joined, self.rows[numbers], self.fields[numbers], self.positions[numbers], self.are_boxes)
 
-    def column_table(self, names: Sequence[str]) -> pa.Table:
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """Schema of all columns in the order of the given table."""
+        table, unread, renamed = self.joined.table, self.joined.unread, self.joined.renamed
+        if unread is None:
+            return table.schema
+        fields = {field.name: field for field in (*table.schema, *unread.column_schema)}
+        return pa.schema([fields[renamed.get(name, name)] for name in unread.file.names])
+
+    def select(self, names: Sequence[str]) -> pa.Table:
         """Return columns of the given table, one row per object; columns of a wide table are read."""
-        if self.unread is None:
-            return self.table.select(list(names))
-        return self.unread.column_table(names, self.table, pa.array(self.rows))
+        table, unread = self.joined.table, self.joined.unread
+        if unread is None:
+            return table.select(list(names))
+        return unread.column_table(names, table, pa.array(self.rows))
 
     def labels(self) -> tuple[str, Array] | None:
-        name = next((name for name in _LABELS if name in self.table.column_names), None)
-        if name is None or not _is_number(self.table[name].type):
+        table = self.joined.table
+        name = next((name for name in _LABELS if name in table.column_names), None)
+        if name is None or not _is_number(table[name].type):
             return None
-        return name, self.table[name].cast(pa.float64(), safe=False).to_numpy()
+        return name, table[name].cast(pa.float64(), safe=False).to_numpy()
 
 
 @dataclass(frozen=True)
@@ -154,81 +146,64 @@ class ObjectSettings:
         return select_rows(source, fields, self.row_filter.text), replace(chosen, fields=field_of.reshape(-1))
 
     def _locate(self, source: Images, objects: Any, center: Any, box: Any) -> Objects:
-        """Return the objects of a table whose images are in a source."""
         # ``center`` names the columns (Y, X), ``box`` those of (y0, y1, x0, x1), or True for known names. The default
         # is a center with known names.
         if center is not None and box:
-            problem, remedy = f"box={box!r} also sets positions", "pass only one of them"
-            raise ArgumentError(problem, option="center", value=center, remedy=remedy)
+            refuse_value("center", center, f"box={box!r} also sets positions", "pass only one of them")
         needed = {*_USED_COLUMNS, *source.column_names}
         needed.update(*map(column_names_of, (self.on, center, box)))
         joined = read_input_table(objects, "objects", self.types, needed)
         self.types.refuse_unknown()
-        pairs = choose_pairs(source, joined, self.on)
-        keys = JoinKeys(source, joined, pairs)
+        keys = JoinKeys.choose(source, joined, self.on)
         fields = keys.match("object", "pass on= with columns that distinguish the images", are_objects=True)
         without = np.flatnonzero(fields < 0)
         if len(without):
             examples = keys.examples(without, row=True)
             keys.warn(f"{len(without):,} of {len(fields):,} objects have no image and are skipped: {examples}")
-        if self.on is None and pairs[0][0] == IMAGE_ID:
+        if self.on is None and keys.pairs[0][0] == IMAGE_ID:
             refuse_contradiction(source, joined, fields, np.arange(len(fields)))
         boxed = box is not None and box is not False
         names, positions = _positions(joined, *((_BOX, None if box is True else box) if boxed else (_CENTER, center)))
         table = joined.table
         for name, numbers in zip(names, positions.T, strict=False):  # One list column has several numbers per row.
             if pa.types.is_string(table[name].type):
-                numbers_column = pa.array(numbers, from_pandas=True)
-                table = table.set_column(table.column_names.index(name), name, numbers_column)
+                table = table.set_column(table.column_names.index(name), name, pa.array(numbers, from_pandas=True))
         is_known = np.isfinite(positions).all(axis=1)
         unknown = np.flatnonzero((fields >= 0) & ~is_known)
         if len(unknown) and not self.skip_nulls:
             nulls = f"null for {count(len(unknown), 'object')}, the first in row {unknown[0]}"
-            problem = f"{', '.join(map(repr, names))} are {nulls}"
-            raise MetadataError(problem, **joined.subject, remedy="pass nulls='skip' to skip them")
-        rows = np.flatnonzero((fields >= 0) & is_known)
-        positions, fields = positions[rows], fields[rows]
-        _refuse_outside(source, joined, names, positions, fields, rows)
-        table = table if len(rows) == table.num_rows else table.take(pa.array(rows))
-        boxes = None
-        if boxed:
-            boxes = np.where([True, False, True, False], np.floor(positions), np.ceil(positions)).astype(np.int64)
-        centers = None if boxed else positions
-        column_schema = joined.column_schema(table.schema)
-        return Objects(table, rows, fields, centers, boxes, joined.name, column_schema, joined.unread)
+            joined.refuse(f"{', '.join(map(repr, names))} are {nulls}", "pass nulls='skip' to skip them")
+        joined = joined._replace(table=table, metadata={})
+        located = Objects(joined, np.arange(len(fields)), fields, positions, boxed).keep((fields >= 0) & is_known)
+        _refuse_outside(source, located, names)
+        if not boxed:
+            return located
+        corners = np.where([True, False, True, False], np.floor(located.positions), np.ceil(located.positions))
+        return replace(located, positions=corners.astype(np.int64))
 
 
 class CropRows(ColumnReader):
     """Ids and columns of objects or tiles, with the columns of their images appended.
 
-    ``name_rows`` returns the ids, ``read_own`` columns of objects. A process that unpickles it sets ``source``, the
-    images, before it reads columns.
+    ``own`` are the objects, or a table of tiles, and ``name_rows`` returns the ids. A process that unpickles it sets
+    ``source``, the images, before it reads columns.
     """
 
     def __init__(
-        self,
-        source: Images,
-        own_schema: pa.Schema,
-        read_own: Callable[[list[str]], pa.Table],
-        fields: Array,
-        name_rows: Callable[[], list[str]],
+        self, source: Images, own: Objects | pa.Table, fields: Array, name_rows: Callable[[], list[str]]
     ) -> None:
-        self.path, self._own_schema, self._read_own = source.path, own_schema, read_own
-        self._fields, self._name_rows = fields, name_rows
+        self.path, self._own, self._fields, self._name_rows = source.path, own, fields, name_rows
         self.source: Images | None = source
-        self.objects: Objects | None = None
+        self.objects = own if isinstance(own, Objects) else None
 
     @classmethod
     def of_objects(cls, source: Images, objects: Objects) -> Self:
-        name_rows = partial(object_ids, objects, source.image_ids)
-        rows = cls(source, objects.column_schema, objects.column_table, objects.fields, name_rows)
-        rows.objects = objects
-        return rows
+        return cls(source, objects, objects.fields, partial(object_ids, objects, source.image_ids))
 
     @property
     def own_columns(self) -> pa.Table:
         """Columns of objects or tiles, without those of images."""
-        return self._read_own(self._own_schema.names)
+        return self._own.select(self._own.schema.names)
 
     @cached_property
     def image_ids(self) -> Sequence[str]:  # type: ignore[override]  # Named lazily.
@@ -237,16 +212,17 @@ class CropRows(ColumnReader):
     @cached_property
     def column_schema(self) -> pa.Schema:
         assert self.source is not None
-        own = set(self._own_schema.names)
-        return pa.schema([*self._own_schema, *(field for field in self.source.column_schema if field.name not in own)])
+        own = set(self._own.schema.names)
+        return pa.schema([*self._own.schema, *(field for field in self.source.column_schema if field.name not in own)])
 
     def _read_columns(self, names: list[str]) -> pa.Table:
         assert self.source is not None
-        own = [name for name in names if name in self._own_schema.names]
-        of_images = self.source.column_table([name for name in names if name not in own])
+        known = set(self._own.schema.names)
+        own = [name for name in names if name in known]
+        of_images = self.source.column_table([name for name in names if name not in known])
         of_images = of_images.take(pa.array(self._fields)) if of_images.num_columns else of_images
-        of_objects = self._read_own(own) if own else pa.table({})
-        return pa.table({name: (of_objects if name in own else of_images)[name] for name in names})
+        of_objects = self._own.select(own) if own else pa.table({})
+        return pa.table({name: (of_objects if name in known else of_images)[name] for name in names})
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in vars(self).items() if name not in ("image_ids", "columns")}
@@ -263,16 +239,14 @@ def _positions(joined: InputTable, columns: _PositionColumns, names: Any) -> tup
         chosen = tuple(joined.renamed.get(name, name) if name not in table.column_names else name for name in chosen)
         return chosen, np.stack([_numbers(joined, name) for name in chosen], axis=1)
     is_nested = pa.types.is_struct if columns.ends else pa.types.is_list
-    if columns.column in table.column_names and is_nested(table[columns.column].type):
-        column = table[columns.column]
-        points = [_points(pc.struct_field(column, end)) for end in columns.ends] or [_points(column)]
-        axes = _axes_of(joined, points[0].shape[1])
-        return (columns.column,), np.stack([ends[:, axis] for axis in axes for ends in points], axis=1)
-    raise ColumnError(
-        f"found no columns with known names for {columns.axes}, such as {columns.example}",
-        **joined.subject,
-        remedy=f"pass {columns.option}= with {number} of the names {table.column_names[:40]}",
-    )
+    if columns.column not in table.column_names or not is_nested(table[columns.column].type):
+        problem = f"found no columns with known names for {columns.axes}, such as {columns.example}"
+        remedy = f"pass {columns.option}= with {number} of the names {table.column_names[:40]}"
+        joined.refuse(problem, remedy, ColumnError)
+    column = table[columns.column]
+    points = [_points(pc.struct_field(column, end)) for end in columns.ends] or [_points(column)]
+    axes = _axes_of(joined, points[0].shape[1])
+    return (columns.column,), np.stack([ends[:, axis] for axis in axes for ends in points], axis=1)
 
 
 def _numbers(joined: InputTable, name: str) -> Array:
@@ -283,9 +257,8 @@ def _numbers(joined: InputTable, name: str) -> Array:
         column = parse_as("float", column, joined.name, name)
     if not _is_number(column.type):
         problem = f"column {name!r} is of type {column.type}, expected numbers in pixels"
-        raise ColumnError(problem, **joined.subject, column=name, remedy="cast it, or choose another column")
-    numbers: Array = column.cast(pa.float64()).to_numpy()
-    return numbers
+        joined.refuse(problem, "cast it, or choose another column", ColumnError, name)
+    return np.asarray(column.cast(pa.float64()))
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -307,21 +280,16 @@ def _axes_of(joined: InputTable, num_axes: int) -> tuple[int, int]:
     shapes: Mapping[str, Any] = json.loads(joined.metadata.get(_SHAPES, b"{}"))
     axes = [str(axis).lower() for axis in shapes.get("axes", ())] or list("zyx"[-num_axes:])
     units = dict(zip(axes, shapes.get("units", ["pixel"] * len(axes)), strict=False))
-    problem, remedy = "", "pass center= in pixels"
     if not {"y", "x"} <= set(axes):
-        problem, remedy = f"points have the axes {axes}, expected y and x", "pass center= with two columns"
-    elif {units["y"], units["x"]} != {"pixel"}:
-        problem = f"points are in {units['y']}, expected pixels"
-    if problem:
-        raise MetadataError(problem, **joined.subject, remedy=remedy)
+        joined.refuse(f"points have the axes {axes}, expected y and x", "pass center= with two columns")
+    if {units["y"], units["x"]} != {"pixel"}:
+        joined.refuse(f"points are in {units['y']}, expected pixels", "pass center= in pixels")
     return axes.index("y"), axes.index("x")
 
 
-def _refuse_outside(
-    source: Images, joined: InputTable, names: Sequence[str], positions: Array, fields: Array, rows: Array
-) -> None:
+def _refuse_outside(source: Images, objects: Objects, names: Sequence[str]) -> None:
     """Raise `MetadataError` for objects outside their image, as columns may be swapped or have another unit."""
-    sizes, are_boxes = source.shapes[fields][:, 3:], positions.shape[1] > 2
+    sizes, positions, are_boxes = source.shapes[objects.fields][:, 3:], objects.positions, objects.are_boxes
     starts, stops = (positions[:, ::2], positions[:, 1::2]) if are_boxes else (positions + 0.5, positions + 0.5)
     is_outside = ((starts < 0) | (stops > sizes) | (are_boxes & (starts >= stops))).any(axis=1)
     if not is_outside.any():
@@ -330,12 +298,12 @@ def _refuse_outside(
     height, width = sizes[first].tolist()
     subject = "box (y0, y1, x0, x1)" if are_boxes else "center (Y, X)"
     values = ", ".join(f"{value:g}" for value in positions[first])
-    raise MetadataError(
-        f"{count(int(is_outside.sum()), 'object')} of {len(rows):,} are outside their image, first in row "
-        f"{rows[first]}: the {subject} in {', '.join(map(repr, names))} is ({values}) but image "
-        f"{source.image_ids[int(fields[first])]!r} has {height} x {width} pixels",
-        **joined.subject,
-        remedy="pass columns in this order and in pixels of this image",
+    image_id = source.image_ids[int(objects.fields[first])]
+    objects.joined.refuse(
+        f"{count(int(is_outside.sum()), 'object')} of {len(positions):,} are outside their image, first in row "
+        f"{objects.rows[first]}: the {subject} in {', '.join(map(repr, names))} is ({values}) but image {image_id!r} "
+        f"has {height} x {width} pixels",
+        "pass columns in this order and in pixels of this image",
     )
 
 

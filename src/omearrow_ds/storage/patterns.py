@@ -12,12 +12,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError, StorageError
+from omearrow_ds.errors import ArgumentError, FormatError, StorageError
+from omearrow_ds.options import refuse_value
 from omearrow_ds.storage.formats._detect import refuse_special
 from omearrow_ds.storage.formats._urls import ObjectReader
 
@@ -85,8 +86,7 @@ def compiled(pattern: str | re.Pattern[str]) -> Pattern:
         return _layout(pattern)
     text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
     if not isinstance(text, str):
-        allowed = "a pattern with braces, a regular expression or the name of a layout"
-        raise ArgumentError(option="pattern", value=pattern, allowed=allowed)
+        refuse_value("pattern", pattern, allowed="a pattern with braces, a regular expression or the name of a layout")
     is_regex = isinstance(pattern, re.Pattern) or "(?P<" in text
     steps = re.sub(r"\[[^]]*\]", "", text).split("/") if is_regex else text.split("/")
     hidden = tuple(step.startswith(("\\.", "^\\.") if is_regex else ".") for step in steps)
@@ -102,7 +102,7 @@ def compiled(pattern: str | re.Pattern[str]) -> Pattern:
             "write names in braces as in '{well}_{site}_{channel}.tif', or groups (?P<well>...), or pass the name of a "
             f"layout: {', '.join(map(repr, LAYOUTS))}"
         )
-        raise ArgumentError("contains no names", option="pattern", value=text, remedy=remedy)
+        refuse_value("pattern", text, "contains no names", remedy)
     return Pattern(text, file, folders, names=_known_names(text, list(file.groupindex)), hidden=hidden)
 
 
@@ -112,8 +112,7 @@ def _known_names(text: str, groups: Sequence[str]) -> dict[str, str]:
     for group, name in names.items():
         close = [] if name in _KNOWN else difflib.get_close_matches(name.lower(), _KNOWN, 1, _ALIKE)
         if close:
-            problem, remedy = f"has the unknown name {group!r}", f"write {close[0]!r}, or rename it"
-            raise ArgumentError(problem, option="pattern", value=text, remedy=remedy)
+            refuse_value("pattern", text, f"has the unknown name {group!r}", f"write {close[0]!r}, or rename it")
     refuse_equal_names(text, list(names.values()))
     return names
 
@@ -122,36 +121,33 @@ def refuse_equal_names(text: str, names: Sequence[str]) -> None:
     """Raise `ArgumentError` if two names in a pattern denote the same axis or column."""
     for name in names:
         if names.count(name) > 1:
-            problem = f"two of its names refer to the column {column_of(name)!r}"
-            raise ArgumentError(problem, option="pattern", value=text, remedy="rename one")
+            refuse_value("pattern", text, f"two of its names refer to the column {column_of(name)!r}", "rename one")
 
 
 def _regex(pattern: str) -> str:
-    literals, names = _FIELD.split(pattern)[::2], _FIELD.findall(pattern)
-    error = partial(ArgumentError, option="pattern", value=pattern)
-    if any("{" in literal or "}" in literal for literal in literals):
-        raise error("a brace is empty or not closed", remedy="write names in braces: {well}")
-    if "" in literals[1:-1]:
-        first, second = names[literals.index("", 1) - 1 :][:2]
-        raise error(
-            f"{{{first}}} and {{{second}}} are adjacent", remedy="write a text between them, or a regular expression"
-        )
-    regex, used = re.escape(literals[0]), set()
-    for name, literal in zip(names, literals[1:], strict=True):
+    first, *pieces = _FIELD.split(pattern)
+    names, literals = pieces[::2], pieces[1::2]
+    if any("{" in literal or "}" in literal for literal in (first, *literals)):
+        refuse_value("pattern", pattern, "a brace is empty or not closed", "write names in braces: {well}")
+    if "" in literals[:-1]:
+        adjacent = " and ".join(f"{{{name}}}" for name in names[literals.index("") :][:2])
+        remedy = "write a text between them, or a regular expression"
+        refuse_value("pattern", pattern, f"{adjacent} are adjacent", remedy)
+    regex = re.escape(first)
+    for name, literal in zip(names, literals, strict=True):
         if name.startswith("_"):
             regex += "[^/]*?"
-        elif name in used:
+        elif f"(?P<{name}>" in regex:
             regex += f"(?P={name})"
         else:
             regex += f"(?P<{name}>{r'[0-9]+' if name.lower() in _NUMBERS else '[^/]+?'})"
-            used.add(name)
         regex += re.escape(literal)
     return regex
 
 
 def layout_of(names: Sequence[str]) -> Pattern | None:
     """Return the first layout that all files have; None without files."""
-    return next((layout for layout in map(_layout, LAYOUTS if names else ()) if all(map(layout.is_known, names))), None)
+    return next((layout for layout in map(_layout, LAYOUTS) if names and all(map(layout.is_known, names))), None)
 
 
 def column_of(name: str) -> str:
@@ -184,10 +180,10 @@ def harmony_channels(
                 values = {child.tag.rpartition("}")[2]: child.text or "" for child in element} | dict(element.attrib)
                 channel = numbers.get(values.get("ChannelID", ""))
                 if channel is not None:
-                    for axis in "XY":
-                        if values.get(f"ImageResolution{axis}"):
-                            sizes[f"physical_size_{axis.lower()}"] = float(values[f"ImageResolution{axis}"]) * 1e6
-                            sizes[f"physical_size_{axis.lower()}_unit"] = "µm"
+                    for axis in "xy":
+                        meters = values.get(f"ImageResolution{axis.upper()}")
+                        if meters:
+                            sizes |= {f"physical_size_{axis}": float(meters) * 1e6, f"physical_size_{axis}_unit": "µm"}
                     if values.get("ChannelName"):
                         names.setdefault(channel, values["ChannelName"].strip())
                 if len(names) == len(numbers) and sizes:
@@ -206,12 +202,10 @@ def _open_index(folder: Path, objects: ObjectReader | None) -> tuple[Path | None
     folders = [folder, *([folder.parent] if folder.name.lower() == "images" else [])]
     indexes: list[tuple[Path, Any]] = []
     for path in (parent / name for parent in folders for name in _HARMONY_INDEX):
-        if objects is not None:
-            with suppress(MissingPathError, StorageError):  # Keys may allow to read the images only.
-                indexes.append((path, objects.open(str(path))))
-        elif path.exists():
-            refuse_special(path)
-            indexes.append((path, path.open("rb")))
+        with suppress(FileNotFoundError, StorageError):  # Keys may allow to read the images only.
+            if objects is None:
+                refuse_special(path)
+            indexes.append((path, path.open("rb") if objects is None else objects.open(str(path))))
     for path, unused in indexes[1:]:
         unused.close()
         problem = f"{path}: is ignored, because {indexes[0][0]} names the channels"

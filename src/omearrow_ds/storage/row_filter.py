@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from functools import partial, reduce
-from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omearrow_ds.errors import ArgumentError, ColumnError, SelectError
+from omearrow_ds.options import refuse_value
 from omearrow_ds.storage.formats._columns import ColumnReader
 from omearrow_ds.text import nearest
 
@@ -24,9 +24,8 @@ IMAGE_ID = "image_id"
 _ROW = "\0row"  # No stored column has a NUL in its name.
 _NUM_SHOWN = 20
 _UNKNOWN = re.compile(r"No match for FieldRef\.Name\((.*?)\) in ", re.DOTALL)
-_COMPARE: Mapping[str, Callable[[Any, Any], Values]] = MappingProxyType(
-    {"==": pc.equal, "!=": pc.not_equal, "<": pc.less, "<=": pc.less_equal, ">": pc.greater, ">=": pc.greater_equal}
-)
+_COMPARE = {"==": pc.equal, "!=": pc.not_equal}
+_COMPARE |= {"<": pc.less, "<=": pc.less_equal, ">": pc.greater, ">=": pc.greater_equal}
 _INT64_LIMIT = 2**63
 _INT_OR_UINT = pa.decimal128(20, 0)
 _JOIN = {"and": pc.and_kleene, "or": pc.or_kleene}
@@ -78,30 +77,25 @@ class _Parser:
     """Recursive descent parser of one text: ``or`` binds less than ``and``, and ``and`` less than ``not``."""
 
     def __init__(self, text: str) -> None:
-        self._tokens = list(_TOKEN.finditer(text))
+        matches = ((str(match.lastgroup), match) for match in _TOKEN.finditer(text))
+        # Kind, text and position of each token; the text of keywords is in lower case.
+        self._tokens = [
+            (kind, match[kind].lower() if kind == "keyword" else match[kind], match.start(kind) + 1)
+            for kind, match in matches
+        ]
         self._index = self._depth = 0
         self.names: dict[str, None] = {}  # Columns of the condition, in order.
 
-    @property
-    def _kind(self) -> str:
-        return str(self._tokens[self._index].lastgroup)
-
-    def _text(self, index: int | None = None) -> str:
-        """Return the text of a token, by default of the next one; keywords in lower case."""
-        token = self._tokens[self._index if index is None else index]
-        kind = str(token.lastgroup)
-        return token[kind].lower() if kind == "keyword" else token[kind]
-
     def parse(self) -> Condition:
         condition = self._parse_operation()
-        if self._kind != "end":
+        if self._tokens[self._index][0] != "end":
             self._fail('"and", "or" or the end')
         return condition
 
     def _accept(self, *texts: str) -> str | None:
         """Return the next token if it is one of these symbols or keywords, and go to the one after it."""
-        text = self._text()
-        if self._kind not in ("symbol", "keyword") or text not in texts:
+        kind, text, _ = self._tokens[self._index]
+        if kind not in ("symbol", "keyword") or text not in texts:
             return None
         self._index += 1
         return text
@@ -111,21 +105,22 @@ class _Parser:
             self._fail(f'"{text}"')
 
     def _fail(self, expected: str) -> NoReturn:
-        text, previous = self._text(), f' after "{self._text(self._index - 1)}"' if self._index else ""
+        kind, text, character = self._tokens[self._index]
+        previous = f' after "{self._tokens[self._index - 1][1]}"' if self._index else ""
         remedy = _REMEDIES.get(text.lower(), _EXAMPLE)
         if text == ">" and previous.endswith('"<"'):
             remedy = _EQUALITY
         elif text in ("'", '"'):
             remedy = f"close the string or name with {text}, and double each {text} inside it"
-        elif self._kind == "unknown" and remedy == _EXAMPLE:
+        elif kind == "unknown" and remedy == _EXAMPLE:
             remedy = "write strings in 'single quotes', and names with spaces or symbols in \"double quotes\""
-        character = self._tokens[self._index].start(self._kind) + 1
         raise ArgumentError(option="filter", allowed=f"{expected}{previous} at character {character}", remedy=remedy)
 
     def _parse_operation(self, operator: str = "or") -> Condition:
-        parts = [self._parse_operation("and") if operator == "or" else self._parse_negation()]
+        parse = partial(self._parse_operation, "and") if operator == "or" else self._parse_negation
+        parts = [parse()]
         while self._accept(operator):
-            parts.append(self._parse_operation("and") if operator == "or" else self._parse_negation())
+            parts.append(parse())
         if len(parts) == 1:
             return parts[0]
         return lambda *rows: reduce(_JOIN[operator], (part(*rows) for part in parts))
@@ -162,7 +157,7 @@ class _Parser:
         if has_is:
             self._expect("null")
             predicate: Condition = lambda table, _: pc.is_null(table[name])  # noqa: E731  # One expression.
-        elif is_negated or self._text() == "in":
+        elif is_negated or self._tokens[self._index][1] == "in":
             self._expect("in")
             predicate = partial(_is_in, name, self._parse_values())
         else:
@@ -182,7 +177,7 @@ class _Parser:
         return values
 
     def _parse_operand(self, expected: str) -> Column | Value:
-        kind, text = self._kind, self._text()
+        kind, text, _ = self._tokens[self._index]
         if kind not in ("number", "text", "name", "word") and text not in ("true", "false"):
             self._fail(expected)
         self._index += 1
@@ -213,8 +208,7 @@ class RowFilter:
                 self.text += f" [{hashlib.blake2b(serialized, digest_size=8).hexdigest()}]"
         else:
             remedy = "write e.g. \"dose > 1 and treatment == 'DMSO'\""
-            allowed = "a string or a pyarrow.compute.Expression"
-            raise ArgumentError(option="filter", value=condition, allowed=allowed, remedy=remedy)
+            refuse_value("filter", condition, allowed="a string or a pyarrow.compute.Expression", remedy=remedy)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RowFilter, (self.condition,)
@@ -227,7 +221,7 @@ class RowFilter:
             names = self._names
         elif "FieldPath(" in self.text:
             problem, remedy = "a column is referred to by its number", "use pyarrow.compute.field('name')"
-            raise ArgumentError(problem, option="filter", value=self.text, remedy=remedy)
+            refuse_value("filter", self.text, problem, remedy)
         else:  # The text has the name of each column of the expression, and possibly names of others.
             names = [name for name in dict.fromkeys([*known, IMAGE_ID]) if name in self.text]
         error = partial(ColumnError, path=rows.path, option="filter")
@@ -248,8 +242,7 @@ class RowFilter:
     def _choose(self, table: pa.Table, known: Sequence[str], error: Error) -> Array:
         try:
             if self._parsed is None:
-                numbers: Array = table.filter(self.condition)[_ROW].to_numpy()
-                return numbers
+                return np.asarray(table.filter(self.condition)[_ROW])
             values = self._parsed(table, error)
         except pa.ArrowException as failure:
             unknown = _UNKNOWN.search(str(failure))
@@ -261,8 +254,7 @@ class RowFilter:
             raise error(str(failure), remedy="compare it with another value") from failure
         if isinstance(values, pa.Scalar):  # Null for each row.
             return np.zeros(0, np.int64)
-        chosen: Array = np.flatnonzero(pc.fill_null(values, fill_value=False).to_numpy(zero_copy_only=False))
-        return chosen
+        return np.flatnonzero(pc.fill_null(values, fill_value=False))
 
 
 def _unknown_column(name: str, known: Sequence[str], error: Error) -> ColumnError:

@@ -16,12 +16,11 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from omearrow_ds import text
-from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
-from omearrow_ds.options import refuse_unknown
+from omearrow_ds.errors import ColumnError, FormatError
+from omearrow_ds.options import check_names, refuse_unknown, refuse_value
 from omearrow_ds.storage.formats._base import Array, Images
-from omearrow_ds.storage.formats._columns import unknown_column
 from omearrow_ds.storage.formats._detect import missing
-from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
+from omearrow_ds.storage.formats._error_translation import MALFORMED, refuse, translate_errors
 from omearrow_ds.storage.formats._stored import spread
 from omearrow_ds.storage.part_files import is_path
 from omearrow_ds.storage.protocol import ImageSource, OpenOptions, Paths, StrPath
@@ -135,17 +134,6 @@ class Stats:
         publish(target, fill, overwrite=overwrite)
 
 
-def _names(by: Any) -> tuple[str, ...]:
-    names = tuple(by or ()) if isinstance(by, Sequence | None) and not isinstance(by, str) else (by,)
-    if len({*map(str, names), *_SCHEMA.names}) < len(names) + len(_SCHEMA):
-        raise ArgumentError(
-            "names must differ from each other and from the measures", option="by", value=by, remedy="rename the column"
-        )
-    if not all(isinstance(name, str) for name in names):
-        raise ArgumentError(option="by", value=by, allowed="the name of a column, or several")
-    return names
-
-
 class Samples(Protocol):
     """Interface of a dataset or a view: its source, and the image index of each sample."""
 
@@ -210,27 +198,28 @@ def stats(
     picked = None if picked is None else np.unique(picked).tolist()
     with opened("path", source, opening, format, allowed="a path, an open source or a dataset") as images:
         is_verified = opening.get("verify") is not False
-        return _measured(images, picked, _names(by), verify=is_verified, progress=progress)
+        names = () if by is None or by == [] else tuple(check_names("by", by, "the name of a column, or several"))
+        if set(names) & set(_SCHEMA.names):
+            refuse_value("by", by, "names must differ from the measures", "rename the column")
+        return _measured(images, picked, names, verify=is_verified, progress=progress)
 
 
 def _measured(
     source: Images, of_dataset: Sequence[int] | None, names: tuple[str, ...], *, verify: bool, progress: bool
 ) -> Stats:
-    types = {name: source.column_schema.field(name).type for name in names if name in source.column_names}
-    for name in names:
-        if name not in types:
-            raise unknown_column(name, source.column_names, source.path)
-        if pa.types.is_nested(types[name]):
-            problem, remedy = f"column {name!r} is of type {types[name]}", "pass a column of strings, numbers or times"
+    by = source.column_table(names)
+    for name, kind in zip(names, by.schema.types, strict=True):
+        if pa.types.is_nested(kind):
+            problem, remedy = f"column {name!r} is of type {kind}", "pass a column of strings, numbers or times"
             raise ColumnError(problem, path=source.path, column=name, remedy=remedy)
     indices = range(len(source)) if of_dataset is None else of_dataset
     if not len(indices):
-        raise FormatError("has no images to measure", path=source.path, remedy="pass a collection with images")
+        refuse(source.path, "has no images to measure", "pass a collection with images")
     checked = verified_where_stored(source) if verify else source
     images = (image for _, images in checked.stream() for image in images)
     if of_dataset is not None:
         images = (checked.read_arrays([index])[0] for index in indices)
-    keys = list(zip(*(source.column(name).to_pylist() for name in names), strict=True)) or [()] * len(source)
+    keys = list(zip(*(column.to_pylist() for column in by.columns), strict=True)) or [()] * len(source)
     groups: dict[tuple[Any, ...], list[tuple[str, _Values]]] = {}
     images = tqdm(images, total=len(indices), unit="image", disable=not progress)
     for index, image in zip(indices, images, strict=True):
@@ -242,8 +231,7 @@ def _measured(
             expected, values = channels[channel]
             if kind != expected:
                 problem = f"image {index} is {image.dtype}, but previous images have another dtype"
-                remedy = "measure them separately, with by="
-                raise FormatError(problem, path=source.path, image=index, remedy=remedy)
+                raise FormatError(problem, path=source.path, image=index, remedy="measure them separately, with by=")
             values.add(image[:, channel])
     labels = [*channel_names(source, indices), *[None] * max(map(len, groups.values()))]
     rows = [
@@ -251,7 +239,7 @@ def _measured(
         for key, channels in groups.items()
         for channel, (_, values) in enumerate(channels)
     ]
-    schema = pa.schema([*types.items(), *_SCHEMA])
+    schema = pa.schema([*by.schema, *_SCHEMA])
     table = pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
     return Stats(source.path, names, table)
 
@@ -272,9 +260,7 @@ def channel_names(source: Images, picked: Sequence[int]) -> list[str | None]:
 def check_output(path: Path, *, overwrite: bool) -> None:
     """Raise an error if statistics cannot be written to ``path``, because of its suffix or because it exists."""
     if path.suffix not in (".parquet", ".csv", ".json"):
-        raise ArgumentError(
-            option="path", value=path, allowed="a path that ends in .parquet, .csv or .json", remedy="rename it"
-        )
+        refuse_value("path", path, allowed="a path that ends in .parquet, .csv or .json", remedy="rename it")
     check_target(path, overwrite=overwrite)
 
 
@@ -290,8 +276,7 @@ def read_stats(path: StrPath) -> Stats:
         kinds = {field.name: _TEXT_TYPES.get(field.type, "text") for field in _SCHEMA}  # Plates 001 are text.
         table = file.read(types={name: kinds.get(name, "text") for name in file.names})
         if "exact" in table.column_names:
-            exact = table["exact"].cast(pa.bool_())
-            table = table.set_column(table.column_names.index("exact"), "exact", exact)
+            table = table.set_column(table.column_names.index("exact"), "exact", table["exact"].cast(pa.bool_()))
     absent = set(_SCHEMA.names) - _OPTIONAL - set(table.column_names)
     if absent:
         problem = f"{file.path}: is not a table of statistics, as it lacks the column {min(absent)!r}"
@@ -309,7 +294,7 @@ class _Histogram:
         flat = pixels.reshape(-1)
         counts = np.bincount(flat if info.min == 0 else flat.astype(np.int64) - info.min)
         self._counts[info.min - _LOWEST :][: len(counts)] += counts
-        self._saturated += int(counts[info.max - info.min]) if len(counts) > info.max - info.min else 0
+        self._saturated += int(counts[info.max - info.min :].sum())
         self._images += 1
 
     def measured(self) -> tuple[Any, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import csv
-import difflib
 import io
 import os
 import re
@@ -12,23 +11,23 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from omearrow_ds.errors import ArgumentError, ColumnError, FormatError, MetadataError
+from omearrow_ds.errors import ArgumentError, ColumnError, FormatError, MetadataError, OMEArrowDSError
 from omearrow_ds.resources import available_cores
 from omearrow_ds.storage.byte_source import LocalFile
 from omearrow_ds.storage.formats._columns import is_narrow, plain_columns, plain_schema, refuse_extensions
 from omearrow_ds.storage.formats._detect import missing, refuse_special
-from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
+from omearrow_ds.storage.formats._error_translation import MALFORMED, refuse, translate_errors
+from omearrow_ds.text import nearest
 
 CSV_SUFFIXES = (".csv", ".csv.gz")
 TAB_SUFFIXES = (".tsv", ".txt")
-
 _PARQUET = b"PAR1"
 _HEAD_BYTES = 2**20
 _BLOCK_BYTES = (2**20, 2**27)  # Least and most that pyarrow parses at once.
@@ -36,11 +35,10 @@ _MANY_ROWS = 10_000
 _COLUMN_BYTES = 2**17  # Per column of a block: with few rows, the overhead of calls would dominate.
 
 # Names that describe fields in tables of CellProfiler, with or without the suffix of a join.
-_METADATA = re.compile(r"(?:Image_)?(Metadata_.+?)(_[xy])?")
+_METADATA = re.compile(r"(?:Image_)?(Metadata_.+?)(_[xy])?|ImageNumber")
 NAMED_BY = ("Metadata_Plate", "Metadata_Well", "Metadata_Site")
 
 TYPES = {"integer": pa.int64(), "float": pa.float64(), "text": pa.string()}  # From narrow to wide.
-
 _EXPECTED = {"integer": "an integer", "float": "a number"}
 
 # Spellings of numbers.
@@ -59,11 +57,11 @@ def is_csv(path: Path) -> bool:
 
 
 class TableFile:
-    """A table in a Parquet, CSV or TSV file, by its suffix; messages name it ``where``, by default ``path``."""
+    """A table in a Parquet, CSV or TSV file, by its suffix; messages name it ``shown_path``, by default ``path``."""
 
-    def __init__(self, path: Path, where: Path | None = None) -> None:
+    def __init__(self, path: Path, shown_path: Path | None = None) -> None:
         name = path.name.lower()
-        self.path, self._where = path, where or path
+        self.path, self.shown_path = path, shown_path or path
         self.is_text = name.endswith((*CSV_SUFFIXES, *TAB_SUFFIXES))
         self._delimiter = "\t" if name.endswith(TAB_SUFFIXES) else ","
 
@@ -81,14 +79,12 @@ class TableFile:
     def read(self, names: Sequence[str] | None = None, types: Mapping[str, str] | None = None) -> pa.Table:
         """Return the named columns, by default all; text has types of `infer_type`, which ``types`` override."""
         refuse_special(self.path)
-        with translate_errors(self._where, "a table", (pa.ArrowException, *MALFORMED)):
+        with translate_errors(self.shown_path, "a table", (pa.ArrowException, *MALFORMED)):
             if not self.is_text:
                 if not self._is_parquet():
                     kinds = ", ".join((*CSV_SUFFIXES, *TAB_SUFFIXES))
-                    raise FormatError(
-                        f"{self._where}: is neither Parquet nor a text table ({kinds}); save it as one of them"
-                    )
-                return pq.read_table(self.path, columns=None if names is None else list(names))
+                    refuse(self.shown_path, f"is neither Parquet nor a text table ({kinds})", "save it as one of them")
+                return pq.read_table(self.path, columns=names)
             try:
                 header = self._header()
                 "".join(header).encode()  # Raises an error if a name was not text.
@@ -103,8 +99,7 @@ class TableFile:
 
     def _head(self) -> bytes:
         with pa.input_stream(str(self.path)) as stream:  # Decompresses by the suffix.
-            head: bytes = stream.read(_HEAD_BYTES)
-        return head
+            return bytes(stream.read(_HEAD_BYTES))
 
     @cached_property
     def _encoding(self) -> str:
@@ -116,8 +111,8 @@ class TableFile:
         # Arrow skips empty lines too.
         names = next(filter(None, csv.reader(lines, delimiter=self._delimiter)), [])
         if any("\0" in name for name in names):
-            raise FormatError(
-                f"{self._where}: contains NUL characters, like UTF-16 without a byte order mark; save it as UTF-8"
+            refuse(
+                self.shown_path, "contains NUL characters, like UTF-16 without a byte order mark", "save it as UTF-8"
             )
         return names
 
@@ -129,7 +124,7 @@ class TableFile:
         except UnicodeDecodeError as error:
             byte, line = content[error.start], 1 + content.count(b"\n", 0, error.start)
             raise FormatError(
-                f"{self._where}: byte {error.start:,} (0x{byte:02x}), in line {line}, is not valid "
+                f"{self.shown_path}: byte {error.start:,} (0x{byte:02x}), in line {line}, is not valid "
                 f"{self._encoding.upper()}; save the table as UTF-8, in Excel as 'CSV UTF-8'"
             ) from error
 
@@ -139,11 +134,10 @@ class TableFile:
         )
         block_bytes = min(max(_BLOCK_BYTES[0], _COLUMN_BYTES * len(header)), _BLOCK_BYTES[1])
         read = pyarrow.csv.ReadOptions(encoding=self._encoding, block_size=block_bytes)
-        parse = pyarrow.csv.ParseOptions(delimiter=self._delimiter)
-        table = pyarrow.csv.read_csv(self.path, read, parse, convert)
+        table = pyarrow.csv.read_csv(self.path, read, pyarrow.csv.ParseOptions(delimiter=self._delimiter), convert)
 
         def typed(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
-            return parse_as(types[name], column, str(self._where), name) if name in types else infer_type(column)
+            return parse_as(types[name], column, str(self.shown_path), name) if name in types else infer_type(column)
 
         workers = available_cores() if len(table) >= _MANY_ROWS else 1  # With few rows, threads wait for the GIL.
         with ThreadPoolExecutor(workers, "omearrow-ds-types") as pool:
@@ -154,13 +148,13 @@ class TableFile:
 class ColumnTypes(dict[str, str]):
     """Column types that ``column_types=`` passes for text tables; ``names`` are the columns of those read so far."""
 
-    def __init__(self, types: Mapping[str, str] | None = None) -> None:
+    def __init__(self, types: Mapping[str, str] | None) -> None:
         error = partial(ArgumentError, option="column_types")
         if not isinstance(types, Mapping | None):
             raise error(value=types, allowed="a mapping", remedy="pass e.g. {'code': 'text'}")
         for name, kind in (types or {}).items():
             if not isinstance(name, str) or kind not in TYPES:
-                close = "".join(f"{match!r}, or " for match in difflib.get_close_matches(str(kind), TYPES, 1))
+                close = "".join(f"{match!r}, or " for match in nearest(str(kind), TYPES, 1))
                 raise error(
                     f"{kind!r} is not a type", value=name, remedy=f"pass {close}one of {', '.join(map(repr, TYPES))}"
                 )
@@ -182,7 +176,7 @@ class ColumnTypes(dict[str, str]):
     def refuse_unknown(self) -> None:
         """Raise `ColumnError` if ``column_types=`` names a column that no text table read so far contains."""
         for name in sorted(self.keys() - self.names):
-            close = difflib.get_close_matches(name, sorted(self.names), 3)
+            close = nearest(name, sorted(self.names), 3)
             remedy = f"pass {' or '.join(map(repr, close))}" if close else f"pass one of {sorted(self.names)[:20]}"
             remedy = remedy if self.names else "leave it out, because other tables store types"
             raise ColumnError(f"column_types={name!r}: no opened CSV or TSV table has this column; {remedy}")
@@ -194,12 +188,9 @@ def described(names: Sequence[str]) -> dict[str, str]:
     If several columns have one CellProfiler name, the exact name is preferred, then the left column of a join.
     """
     ranked: dict[str, tuple[tuple[bool, bool, bool], str]] = {}
-    for name in names:
-        match = _METADATA.fullmatch(name)
-        if match is None and name != "ImageNumber":
-            continue
-        plain = name if match is None else match[1]
-        if match is not None and match[2] and not name.startswith("Image_") and plain not in NAMED_BY:
+    for match in filter(None, map(_METADATA.fullmatch, names)):
+        name, plain = match[0], match[1] or match[0]
+        if match[2] and not name.startswith("Image_") and plain not in NAMED_BY:
             plain = name  # A position in x and y.
         rank = (name != plain, name.endswith("_y"), name.startswith("Image_"))
         ranked[plain] = min(ranked.get(plain, (rank, name)), (rank, name))
@@ -236,17 +227,14 @@ class InputTable(NamedTuple):
     is_text: bool = False  # Whether it is a file of text.
     unread: UnreadColumns | None = None  # Other columns.
 
-    @property
-    def subject(self) -> dict[str, Any]:
-        """Field of errors about the table: its path, or the option that passed it."""
-        return {"option": self.name.removesuffix("=")} if self.name.endswith("=") else {"path": self.name}
-
-    def column_schema(self, read: pa.Schema) -> pa.Schema:
-        """Return all columns in the order of the table; ``read`` are those that are not unread."""
-        if self.unread is None:
-            return read
-        fields = {field.name: field for field in (*read, *self.unread.column_schema)}
-        return pa.schema([fields[self.renamed.get(name, name)] for name in self.unread.file.names])
+    def refuse(
+        self, problem: str, remedy: str, kind: type[OMEArrowDSError] = MetadataError, column: str | None = None
+    ) -> NoReturn:
+        """Raise an error with the path of the table, or the option that passed it."""
+        subject: dict[str, Any] = (
+            {"option": self.name.removesuffix("=")} if self.name.endswith("=") else {"path": self.name}
+        )
+        raise kind(problem, **subject, column=column, remedy=remedy)
 
 
 def table_file(table: Any, option: str) -> TableFile | None:

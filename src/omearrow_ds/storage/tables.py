@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -91,19 +92,14 @@ class JoinedColumns(ImagesWrapper):
         self.shapes[:, 1] = self._stops[-1]
         self.checksums = None
         self.image_column = tuple(name for source in sources for name in source.image_column)
-        left = set(first.other_image_columns) - set(self.image_column)
-        self.other_image_columns = tuple(name for name in first.other_image_columns if name in left)
+        self.other_image_columns = tuple(name for name in first.other_image_columns if name not in self.image_column)
 
     def read_arrays(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
         if regions is not None:
             return self._read_regions(rows, regions)
-        if out is None:
-            parts = [source.read_arrays(rows) for source in self._sources]
-            return [np.concatenate(images, axis=1) for images in zip(*parts, strict=True)]
-        for source, starts, stops in zip(self._sources, self._starts, self._stops, strict=True):
-            for row, image, channels in zip(rows, out, source.read_arrays(rows), strict=True):
-                image[:, starts[row] : stops[row]] = channels
-        return list(out)
+        parts = zip(*(source.read_arrays(rows) for source in self._sources), strict=True)
+        targets = repeat(None, len(rows)) if out is None else out
+        return [np.concatenate(images, axis=1, out=target) for images, target in zip(parts, targets, strict=True)]
 
     @property
     def fills_out(self) -> bool:
@@ -131,16 +127,16 @@ class JoinedColumns(ImagesWrapper):
         return self._reopen, ()
 
     def metadata(self, index: int) -> dict[str, Any]:
-        first, *others = (source.metadata(index) for source in self._sources)
+        of_columns = [source.metadata(index) for source in self._sources]
         channels, names = list[dict[str, Any]](), list[str]()
-        for source, metadata in zip(self._sources, (first, *others), strict=True):
+        for source, metadata in zip(self._sources, of_columns, strict=True):
             (column,), size_c = source.image_column, int(source.shapes[index, 1])
             of_column = metadata["channels"] or [channel_of({})] * size_c
             names += [column if size_c == 1 else f"{column} {number}" for number in range(len(of_column))]
             channels += of_column
         if len({channel["name"] for channel in channels} - {None}) < len(channels):
             channels = [{**channel, "id": None, "name": name} for channel, name in zip(channels, names, strict=True)]
-        return {**first, "channels": channels}
+        return {**of_columns[0], "channels": channels}
 
     def storage_info(self) -> Stored:
         stored = [source.storage_info() for source in self._sources]

@@ -91,7 +91,7 @@ class SampleFields:
         objects = objects.keep(boxes_around_objects(objects, images.shapes, crop_size, pad)[1])
         if not len(objects.rows):
             problem, remedy = "has no objects in these images", "pass a table with objects of these images"
-            raise ArgumentError(f"{objects.name} {problem}", option="objects", remedy=remedy)
+            raise ArgumentError(f"{objects.joined.name} {problem}", option="objects", remedy=remedy)
         file, row_filter = table_file(passed, "objects"), of_objects.row_filter
         types = None if file is None else of_objects.types.of_table(file) or None
         condition = None if row_filter is None else row_filter.condition
@@ -112,10 +112,8 @@ class SampleFields:
         part = self.objects.keep(self.within(images))
         # The ids of `write_images`.
         columns: dict[str, Any] = {IMAGE_ID: [f"image-{n:05d}" for n in np.searchsorted(images, part.fields).tolist()]}
-        option, names, positions = "center", ["y", "x"], part.centers
-        if part.boxes is not None:
-            option, names, positions = "box", ["y0", "y1", "x0", "x1"], part.boxes
-        table = pa.table(columns | dict(zip(names, np.asarray(positions).T, strict=True)))
+        option, names = ("box", ["y0", "y1", "x0", "x1"]) if part.are_boxes else ("center", ["y", "x"])
+        table = pa.table(columns | dict(zip(names, part.positions.T, strict=True)))
         return {"objects": table, option: names} | {k: v for k, v in self.options.items() if k in ("pad", "resize")}
 
     def opening_of_fields(self, opening: OpenOptions) -> OpenOptions:
