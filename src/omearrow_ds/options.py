@@ -143,12 +143,7 @@ def refuse_unknown(passed: Iterable[str], known: Iterable[str], owner: str | Cal
 
 
 def refuse_value(
-    name: str,
-    value: Any,
-    problem: str = "",
-    remedy: str = "",
-    path: str | os.PathLike[str] | None = None,
-    allowed: str = "",
+    name: str, value: Any, problem: str = "", remedy: str = "", path: StrPath | None = None, allowed: str = ""
 ) -> NoReturn:
     """Raise `ArgumentError` for the value of one option."""
     raise ArgumentError(problem, path=path, option=name, value=value, allowed=allowed, remedy=remedy)

@@ -77,11 +77,9 @@ class JoinKeys:
             of_images, of_rows = (
                 self.examples(np.flatnonzero(keys >= 0), row=is_row) or "none" for is_row, keys in enumerate(self.sides)
             )
-            problem = f"no {noun} matches an image of {self._source_path} by {self.names}"
-            self._joined.refuse(
-                f"{problem}: images have {of_images}, {noun}s have {of_rows}",
-                "pass on= with columns that have equal values",
-            )
+            examples = f"images have {of_images}, {noun}s have {of_rows}"
+            problem = f"no {noun} matches an image of {self._source_path} by {self.names}: {examples}"
+            self._joined.refuse(problem, "pass on= with columns that have equal values")
         return matches
 
     def warn(self, problem: str) -> None:
@@ -137,11 +135,9 @@ def refuse_contradiction(source: Images, joined: InputTable, images: Array, rows
         differs = (images >= 0) & (rows >= 0) & (ours >= 0) & (theirs >= 0) & (ours != theirs)
         if differs.any():
             image, row = int(images[differs][0]), int(rows[differs][0])
-            joined.refuse(
-                f"row {row} has the id of image {source.image_ids[image]!r} of {source.path}, but {name} is "
-                f"{keys.describe(row, row=True)} in the row and {keys.describe(image, row=False)} for the image",
-                "pass on= with columns that identify the image",
-            )
+            differing = f"{keys.describe(row, row=True)} in the row and {keys.describe(image, row=False)} for the image"
+            problem = f"row {row} has the id of image {source.image_ids[image]!r} of {source.path}, but {name} is"
+            joined.refuse(f"{problem} {differing}", "pass on= with columns that identify the image")
 
 
 def _normalizer(name: str, left: pa.DataType, right: pa.DataType) -> Callable[[Any], Any]:
@@ -199,18 +195,16 @@ def _column_pairs(source: Images, joined: InputTable, on: On | None) -> Pairs:
     """Return pairs of a name in the source and a name in the table, by default those of common columns."""
     left_names, right_names = source.column_names, joined.table.column_names
     if on is None:
-        shared = [name for name in left_names if name in set(right_names)]
+        in_table = set(right_names)
+        shared = [name for name in left_names if name in in_table]
         metadata = [name for name in shared if name.startswith(_METADATA)]
         tables = source.column_table(metadata), joined.table
         common = [name for name in metadata if all(table[name].null_count < len(table) for table in tables)]
         common = [IMAGE_ID] if IMAGE_ID in right_names else common or [name for name in shared if name == IMAGE_NUMBER]
         if not common:
-            joined.refuse(
-                f"has neither {IMAGE_ID!r} nor a {_METADATA}* column in common with {source.path}: the table has "
-                f"{right_names[:20]}, the images have {left_names}",
-                "pass on= with a common name, or on={NAME_IN_SOURCE: NAME_IN_TABLE}",
-                ColumnError,
-            )
+            names = f"the table has {right_names[:20]}, the images have {left_names}"
+            problem = f"has neither {IMAGE_ID!r} nor a {_METADATA}* column in common with {source.path}: {names}"
+            joined.refuse(problem, "pass on= with a common name, or on={NAME_IN_SOURCE: NAME_IN_TABLE}", ColumnError)
         return [(name, name) for name in common]
     pairs = _named_pairs(on)
     if not pairs or not all(isinstance(name, str) for pair in pairs for name in pair):
@@ -280,11 +274,8 @@ def with_columns(source: Images, columns: Any, on: On | None, types: ColumnTypes
     keys = JoinKeys.choose(source, joined, on)
     equal = first_duplicate(keys.images) if keys.pairs[0][0] == IMAGE_ID else None
     if equal is not None and source.image_ids[equal[0]] != source.image_ids[equal[1]]:
-        joined.refuse(
-            f"several images of {source.path} have the same id {keys.describe(equal[0], row=False)}, compared as "
-            f"numbers with column {keys.pairs[0][1]!r}",
-            "pass the ids as strings",
-        )
+        problem = f"several images of {source.path} have the same id {keys.describe(equal[0], row=False)}"
+        joined.refuse(f"{problem}, compared as numbers with column {keys.pairs[0][1]!r}", "pass the ids as strings")
     rows = keys.match("row", "aggregate the table, or pass on= with columns that distinguish its rows")
     added = joined.table.drop_columns([right for _, right in keys.pairs])
     row_or_null = pa.array(rows, mask=rows < 0)

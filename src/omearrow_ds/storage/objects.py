@@ -81,9 +81,7 @@ class Objects:
     def select(self, names: Sequence[str]) -> pa.Table:
         """Return columns of the given table, one row per object; columns of a wide table are read."""
         table, unread = self.joined.table, self.joined.unread
-        if unread is None:
-            return table.select(list(names))
-        return unread.column_table(names, table, pa.array(self.rows))
+        return table.select(list(names)) if unread is None else unread.column_table(names, table, pa.array(self.rows))
 
     def labels(self) -> tuple[str, Array] | None:
         table = self.joined.table

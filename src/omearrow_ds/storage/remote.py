@@ -276,10 +276,10 @@ class ObjectStore:
         if refused or any(code in cause for code in _NO_CREDENTIALS):
             identity, remedy = self._identity()
             problem = f"the server refuses access with {identity} ({cause}); {remedy}"
-        elif ("redirect" in answer or 300 <= number < 400) and self.url.is_web:
-            problem = "the server redirects in a loop; pass the final URL"
         elif "redirect" in answer or 300 <= number < 400:
             problem = "the bucket is in another region; pass storage=Storage(region=)"
+            if self.url.is_web:
+                problem = "the server redirects in a loop; pass the final URL"
         elif number == _BEYOND:
             problem = "the requested bytes do not exist: the object is empty or incomplete"
             raise FormatError(problem, path=subject, remedy="restore it") from None

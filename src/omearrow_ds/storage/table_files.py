@@ -123,10 +123,9 @@ class TableFile:
             content.decode(self._encoding)
         except UnicodeDecodeError as error:
             byte, line = content[error.start], 1 + content.count(b"\n", 0, error.start)
-            raise FormatError(
-                f"{self.shown_path}: byte {error.start:,} (0x{byte:02x}), in line {line}, is not valid "
-                f"{self._encoding.upper()}; save the table as UTF-8, in Excel as 'CSV UTF-8'"
-            ) from error
+            problem = f"byte {error.start:,} (0x{byte:02x}), in line {line}, is not valid {self._encoding.upper()}"
+            remedy = "save the table as UTF-8, in Excel as 'CSV UTF-8'"
+            raise FormatError(problem, path=self.shown_path, remedy=remedy) from error
 
     def _read_text(self, header: Sequence[str], names: Sequence[str] | None, types: Mapping[str, str]) -> pa.Table:
         convert = pyarrow.csv.ConvertOptions(
@@ -336,12 +335,8 @@ def parse_as(kind: str, column: pa.ChunkedArray, table: str, name: str) -> pa.Ch
     row = pc.index(is_valid, False).as_py()
     if row < 0:
         return numbers.cast(pa.int64())
-    raise FormatError(
-        f"{table}: column {name!r} has {column[row].as_py()!r} in row {row}, expected {_EXPECTED[kind]}; correct it, "
-        f"or drop the row",
-        path=table,
-        column=name,
-    )
+    problem, remedy = f"column {name!r} has {column[row].as_py()!r} in row {row}", "correct it, or drop the row"
+    raise FormatError(problem, path=table, column=name, allowed=_EXPECTED[kind], remedy=remedy)
 
 
 def _match(values: pa.ChunkedArray, spelling: str) -> pa.ChunkedArray:

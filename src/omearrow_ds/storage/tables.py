@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from omearrow_ds.storage.compositions import SelectedRows
 from omearrow_ds.storage.extents import Region, Regions, Targets
 from omearrow_ds.storage.formats import Format
 from omearrow_ds.storage.formats._base import Array, Images, ImagesWrapper
+from omearrow_ds.storage.formats._error_translation import refuse
 from omearrow_ds.storage.formats._stored import Stored, joined
 from omearrow_ds.storage.formats._table import TableImages
 
@@ -54,21 +55,19 @@ def _open_table(open_one: Callable[..., TableImages], path: Path, image_column: 
     sources: list[Images] = [*tables]
     if null.any():
         if nulls == "error":
-            raise FormatError(_null_images_message(tables))
+            _refuse_nulls(tables)
         rows = np.flatnonzero(~null)
         sources = [SelectedRows(table, rows, reopen) for table in tables]
     return sources[0] if len(sources) == 1 else JoinedColumns(sources, reopen)
 
 
-def _null_images_message(tables: Sequence[TableImages]) -> str:
+def _refuse_nulls(tables: Sequence[TableImages]) -> NoReturn:
     first, *others = (table for table in tables if table.header.null.any())
     null = first.header.null
     also = "".join(f", {other.header.null.sum():,} in {other.image_column[0]!r}" for other in others)
     verb = "is" if null.sum() == 1 and not others else "are"
-    return (
-        f"{first.path}: {null.sum():,} of the {len(first):,} images in column {first.image_column[0]!r}{also} "
-        f"{verb} null, first image {int(null.argmax())}; pass nulls='skip' to skip these rows"
-    )
+    images = f"{null.sum():,} of the {len(first):,} images in column {first.image_column[0]!r}{also}"
+    refuse(first.path, f"{images} {verb} null, first image {null.argmax()}", "pass nulls='skip' to skip these rows")
 
 
 class JoinedColumns(ImagesWrapper):
