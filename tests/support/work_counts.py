@@ -137,7 +137,7 @@ VERIFIED = "lance bytes"  # One more image is requested, and compared with its p
 # sample and a batch.
 PRELOADED = {
     (OMEArrowDataset, 100): ((2, 3), (6, 10)),
-    (OMEArrowDataset, 512): ((2, 0), (6, 18)),
+    (OMEArrowDataset, 512): ((2, 0), (6, 17)),
     (OMEArrowDatasetNumpy, 100): ((2, 3), (6, 7)),
     (OMEArrowDatasetNumpy, 512): ((2, 2), (6, 10)),
 }

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import bisect
 import reprlib
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
+from operator import attrgetter
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate, get_worker_info
 from torch.utils.data._utils.collate import collate as collate_by_type
 from torch.utils.data._utils.collate import default_collate_fn_map
@@ -32,23 +34,19 @@ class CollatedBatch(NamedTuple):
     batch: Any
 
 
-def asked_for_whole() -> bool:
+def asked_for_whole(frame: FrameType) -> bool:
     """Whether the caller of ``__getitems__`` only collates the samples, so that a dataset may return a collated batch.
 
     That is torch's fetcher, with torch's or our ``collate_fn``, also through a ``Subset``. Other callers may keep
     samples or write to them. Torch does not pass the loader to a dataset, so this function inspects the call stack.
     """
-    frame = sys._getframe(2)  # noqa: SLF001  # CPython only; `inspect` would read source files.
     while frame.f_back is not None and (frame.f_code is _SUBSET or frame.f_globals["__name__"] == _CLOCK):
         frame = frame.f_back
     return frame.f_code is _FETCH and frame.f_locals["self"].collate_fn in COLLATES
 
 
 def collate(samples: Sequence[Any]) -> Any:
-    """Collate like ``torch.utils.data.default_collate``, without copying stacked samples.
-
-    In a loader's worker, tensors are stacked in memory that is transferred without a copy.
-    """
+    """Collate like torch, without copying stacked samples; workers stack in memory that is transferred uncopied."""
     return collate_by_type(samples, collate_fn_map=_COLLATE)
 
 
@@ -82,10 +80,10 @@ def _items(sample: Any) -> Sequence[Any]:
 
 
 def _are_planes(part: Sequence[Any]) -> bool:
-    return all(isinstance(item, torch.Tensor) and item.ndim >= 2 for item in part)
+    return all(isinstance(item, Tensor) and item.ndim >= 2 for item in part)
 
 
-def _padded(images: Sequence[torch.Tensor]) -> torch.Tensor:
+def _padded(images: Sequence[Tensor]) -> Tensor:
     """Return stacked images with the same number of axes, padded with zeros at the bottom and right."""
     first = images[0]
     shape = [max(sizes) for sizes in zip(*(image.shape for image in images), strict=True)]
@@ -98,28 +96,23 @@ def _padded(images: Sequence[torch.Tensor]) -> torch.Tensor:
     return out
 
 
-def _empty_batch(shape: Sequence[int], sample: torch.Tensor) -> torch.Tensor:
+def _empty_batch(shape: Sequence[int], sample: Tensor) -> Tensor:
     memory = batch_array((*shape, sample.element_size()), np.dtype(np.uint8))
     return torch.from_numpy(memory).view(sample.dtype).view(*shape)
 
 
-def _stack(samples: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
+def _stack(samples: Sequence[Tensor], *, collate_fn_map: Any = None) -> Tensor:
     """Stack tensors like torch, in a worker in memory that is transferred without a copy."""
     first = samples[0]
-    plain = (torch.Tensor, torch.strided, "cpu", first.shape, first.dtype, False, False)
-    if get_worker_info() is not None and first.numel() > 0 and all(_layout_of(sample) == plain for sample in samples):
+    plain = (Tensor, torch.strided, "cpu", first.shape, first.dtype, False, False)
+    if get_worker_info() is not None and first.numel() > 0 and {*map(_layout_of, samples)} == {plain}:
         return torch.stack(list(samples), out=_empty_batch((len(samples), *first.shape), first))
     if len({sample.shape for sample in samples}) > 1:
         shapes = ", ".join(str(tuple(sample.shape)) for sample in samples[:_SHOWN])
         problem = f"samples of one batch differ in shape: {shapes}; pass collate='pad' or 'list' to the loader"
         raise AxesError(f"{problem}, or crop_size= to the dataset (with box=, pad_to= or resize=)")
-    stacked: torch.Tensor = _TORCH_STACK(samples, collate_fn_map=collate_fn_map)
+    stacked: Tensor = _TORCH_STACK(samples, collate_fn_map=collate_fn_map)
     return stacked
-
-
-def _layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    kind = type(tensor), tensor.layout, tensor.device.type
-    return *kind, tensor.shape, tensor.dtype, tensor.requires_grad, tensor.is_quantized
 
 
 class BatchedConcat(ConcatDataset[Any]):
@@ -136,16 +129,14 @@ class BatchedConcat(ConcatDataset[Any]):
         count = len(self)
         if not all(-count <= index < count for index in indices):
             return [self[index] for index in indices]  # Raises torch's error.
-        by_child: dict[int, tuple[list[int], list[int]]] = {}
-        for sample_index, index in enumerate(indices):
-            position = index + count if index < 0 else index
-            child = bisect.bisect_right(self.cumulative_sizes, position)
-            sample_indices, of_child = by_child.setdefault(child, ([], []))
-            sample_indices.append(sample_index)
-            of_child.append(position - (self.cumulative_sizes[child - 1] if child else 0))
+        positions, by_child = [index % count for index in indices], dict[int, list[int]]()
+        for sample_index, position in enumerate(positions):
+            by_child.setdefault(bisect.bisect_right(self.cumulative_sizes, position), []).append(sample_index)
         samples: list[Any] = [None] * len(indices)
-        for child, (sample_indices, of_child) in by_child.items():
+        for child, sample_indices in by_child.items():
             dataset: Any = self.datasets[child]
+            first = self.cumulative_sizes[child - 1] if child else 0
+            of_child = [positions[sample_index] - first for sample_index in sample_indices]
             # Looked up in the class: a wrapper that forwards attributes would skip its own __getitem__.
             is_batched = callable(getattr(type(dataset), "__getitems__", None))
             created = dataset.__getitems__(of_child) if is_batched else [dataset[index] for index in of_child]
@@ -170,7 +161,7 @@ def refuse_mixed_classes(dataset: Dataset[Any]) -> None:
     Datasets below ``Subset`` are compared too. Those with a ``__getitem__`` or a target function of the user are not.
     """
     first: Any = None
-    for part in _parts(dataset):
+    for part in parts_of(dataset):
         targets = getattr(part, "_targets", None)
         is_ours = getattr(getattr(type(part), "__getitem__", None), "__module__", None) == _OURS
         if not isinstance(targets, Targets) or not targets.listed or not is_ours:
@@ -183,11 +174,12 @@ def refuse_mixed_classes(dataset: Dataset[Any]) -> None:
             raise ArgumentError(problem, path=path, option="classes", remedy=remedy)
 
 
-def _parts(dataset: Dataset[Any]) -> Iterator[Dataset[Any]]:
+def parts_of(dataset: Dataset[Any]) -> Iterator[Dataset[Any]]:
+    """Yield the datasets below torch's ``ConcatDataset`` and ``Subset``, or the dataset itself."""
     if type(dataset) in CONCATS:
-        yield from chain.from_iterable(map(_parts, dataset.datasets))  # type: ignore[attr-defined]
+        yield from chain.from_iterable(map(parts_of, dataset.datasets))  # type: ignore[attr-defined]
     elif type(dataset) is Subset:
-        yield from _parts(dataset.dataset)
+        yield from parts_of(dataset.dataset)
     else:
         yield dataset
 
@@ -200,16 +192,17 @@ def _first_difference(first: Any, second: Any) -> str:
     return ""
 
 
+_layout_of = attrgetter("__class__", "layout", "device.type", "shape", "dtype", "requires_grad", "is_quantized")
 CONCATS = (ConcatDataset, BatchedConcat)
 COLLATES = (default_collate, collate, collate_padded, collate_listed)  # They do not expose samples.
 _FETCH = _MapDatasetFetcher.fetch.__code__
 _SUBSET = Subset.__getitems__.__code__
 ASKERS = frozenset((_FETCH, _SUBSET))  # Torch code that requests batches of ``self.dataset``.
 _CLOCK = "omearrow_ds.advise.profile.recorder"  # Wraps timed functions.
-_TORCH_STACK = default_collate_fn_map[torch.Tensor]
+_TORCH_STACK = default_collate_fn_map[Tensor]
 _COLLATE: dict[Any, Callable[..., Any]] = {
     **default_collate_fn_map,
-    torch.Tensor: _stack,
+    Tensor: _stack,
     CollatedBatch: lambda samples, **_: samples[0].batch,
     str: lambda samples, **_: list(samples),
 }

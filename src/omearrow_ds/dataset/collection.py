@@ -14,7 +14,7 @@ import torch
 from omearrow_ds.axes import AXES, Cut, Pick, SampleAxes, to_tczyx
 from omearrow_ds.codec.decode import new_image
 from omearrow_ds.dataset.crop_boxes import Boxes, CropWindows, PlacedBox, shown_indices
-from omearrow_ds.dataset.cuda import DeviceCropper, DeviceSamples, check_room
+from omearrow_ds.dataset.cuda import Create, DeviceSamples, check_room, device_cropper
 from omearrow_ds.dataset.normalization import Normalizer, warn_of_dark_images
 from omearrow_ds.dataset.preload import ImageKinds, group_into_kinds
 from omearrow_ds.dataset.shared_memory import BatchBufferPool
@@ -27,12 +27,12 @@ from omearrow_ds.kernels.gather import DecodedRows, fill_in_threads
 from omearrow_ds.kernels.scaling import FLOAT32, Array, Divisor, Scaling, scale
 from omearrow_ds.kernels.stacks import request_files, request_pages_in_background
 from omearrow_ds.resources import image_bytes, preload_limit_bytes
+from omearrow_ds.storage.extents import Shape
 from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.formats._columns import ColumnReader
-from omearrow_ds.storage.formats._pictures import MAX_IMAGES, UINT16
 from omearrow_ds.storage.formats._regions import PickedRegion, slices_of, spans_of
 
-Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
+Allocate = Callable[[Shape, np.dtype[Any]], Array]
 Preload = bool | str | torch.device  # Strings are "auto" and devices.
 Select = Mapping[str, Pick]
 _BLOCK_BYTES = 2**22  # Smaller batches do not gain from reused memory.
@@ -46,7 +46,7 @@ class SamplePlan(NamedTuple):
     divisors: list[Divisor]
     planes: list[PickedRegion]  # For crops, the T, C and Z of each image that samples show.
     # Shape and dtype of all samples, or None if they differ. For crops, the shape along T, C and Z.
-    sample_kind: tuple[tuple[int, ...], np.dtype[Any]] | None
+    sample_kind: tuple[Shape, np.dtype[Any]] | None
     is_stored_alike: bool  # Whether all images have one shape and dtype.
     is_scaled_alike: bool
 
@@ -89,29 +89,18 @@ class Collection(StoredImages):
         shapes = [tuple(self.shapes[index].tolist()) for index in kinds.first]
         dtypes = [self.dtypes[index] for index in kinds.first]
         axes = replace(self.sample_axes, axes=AXES) if is_cropped else self.sample_axes
-        by_shape: dict[tuple[int, ...], Cut] = {}
-        cuts = [
-            by_shape.get(shape) or by_shape.setdefault(shape, axes.cut(shape, f"{self.path}: image {index}"))
-            for index, shape in zip(kinds.first, shapes, strict=True)
-        ]
+        cuts = list(map(axes.cut, shapes, [f"{self.path}: image {index}" for index in kinds.first]))
         divisors = list(map(self._normalizer.divisor, kinds.first, dtypes, shapes, cuts))
         planes = [
             PickedRegion.from_spans([spans_of(indices.tolist()) for indices in shown_indices(cut, shape)[:3]])
             for cut, shape in (zip(cuts, shapes, strict=True) if is_cropped else ())
         ]
-        num_axes = 3 if is_cropped else None
-        sample_kinds = {
-            (cut.shape[:num_axes], self._sample_dtype(dtype)) for cut, dtype in zip(cuts, dtypes, strict=True)
-        }
-        return SamplePlan(
-            kinds,
-            kinds.spread(cuts),
-            kinds.spread(divisors),
-            kinds.spread(planes) if is_cropped else [],
-            sample_kinds.pop() if len(sample_kinds) == 1 else None,
-            len({*zip(shapes, dtypes, strict=True)}) == 1,
-            len({*divisors}) == 1,
-        )
+        sample_shapes = [cut.shape[: 3 if is_cropped else None] for cut in cuts]
+        sample_kinds = {*zip(sample_shapes, map(self._sample_dtype, dtypes), strict=True)}
+        sample_kind = sample_kinds.pop() if len(sample_kinds) == 1 else None
+        is_uniform = len({*zip(shapes, dtypes, strict=True)}) == 1, len({*divisors}) == 1
+        regions = kinds.spread(planes) if is_cropped else []
+        return SamplePlan(kinds, kinds.spread(cuts), kinds.spread(divisors), regions, sample_kind, *is_uniform)
 
     def _sample_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         return FLOAT32 if self.is_float32 else dtype
@@ -144,7 +133,7 @@ class Collection(StoredImages):
     def samples_of(self, count: int) -> Array:
         return np.flatnonzero(self.fields_of(np.arange(len(self))) < count)
 
-    def shape_of(self, positions: Array) -> tuple[int, ...] | None:
+    def shape_of(self, positions: Array) -> Shape | None:
         """Return the shape of samples, or None without samples, or if their shapes differ."""
         cuts, crops = self.plan.cuts, self.crops
         if crops is None:
@@ -156,7 +145,7 @@ class Collection(StoredImages):
             shapes = set(map(self._crop_shape, planes, sizes))
         return shapes.pop() if len(shapes) == 1 else None
 
-    def _crop_shape(self, planes: Sequence[int], size: Sequence[int]) -> tuple[int, ...]:
+    def _crop_shape(self, planes: Sequence[int], size: Sequence[int]) -> Shape:
         lengths = dict(zip(AXES, (*planes, *size), strict=True))
         return tuple([lengths[axis] for axis in self.axes])  # A generator takes one call per axis.
 
@@ -175,8 +164,7 @@ class Collection(StoredImages):
                 raise MemoryLimitError(f"{self.path}: {problem}; raise max_bytes, or pass preload=False or 'auto'")
         if self.cache is not None or self.on_device is not None:
             if self._normalizer.by_dtype:
-                first = enumerate(self.dtypes[:MAX_IMAGES])
-                warn_of_dark_images(self.path, (self.image(index) for index, dtype in first if dtype == UINT16))
+                warn_of_dark_images(self.path, map(self.image, range(len(self.shapes))))
             self.source.close()
         bool(self._decodes_in_threads)  # Locates the pixels of Parquet now, not in each forked worker.
 
@@ -191,9 +179,12 @@ class Collection(StoredImages):
             raise error(problem, remedy=f"pass crop_size=, or {on_cpu}")
         boxes_bytes = 0 if crops is None or self.is_random else 2 * crops.corners.nbytes  # As int64.
         check_room(self.path, device, self.nbytes + boxes_bytes, max_bytes)
-        pixels = self._sent(device, (len(self.shapes), *self.shapes[0].tolist()))
+        pixels = self._sent(device)
         cut, divisors, groups = self.full_image_layout()
-        self.on_device = DeviceSamples(pixels, cut, self.axes, divisors, groups, crops, is_float32=self.is_float32)
+        layout = SampleLayout.of(pixels.shape[1:], pixels.stride()[1:], cut, self.axes, crops)
+        dtype = torch.float32 if self.is_float32 else pixels.dtype
+        scales = DeviceScaling.of(divisors, groups, cut.lengths, dtype, device)
+        self.on_device = DeviceSamples(pixels, device_cropper(layout, scales, device), crops)
 
     def sample(self, position: int) -> Any:
         if self.on_device is not None:
@@ -218,8 +209,7 @@ class Collection(StoredImages):
     def batch(self, positions: list[int], allocate: Allocate, boxes: Boxes | None = None) -> Any:
         """Return the samples of ``positions``, stacked if all samples of the collection have one shape and dtype.
 
-        They are arrays, or one tensor if pixels are on a device. ``boxes`` are used instead of the boxes of crops, so
-        that a mask has the box of its image.
+        They are arrays, or one tensor if pixels are on a device. Masks pass the ``boxes`` of their images.
         """
         if self.on_device is not None:
             return self.on_device.batch(positions)
@@ -257,8 +247,7 @@ class Collection(StoredImages):
     @cached_property
     def _filling_source(self) -> Images | None:
         """Source that reads images into one reused block of memory."""
-        is_filled = self._is_read_once and self.plan.is_stored_alike and self.source.fills_out
-        return self.source if is_filled else None
+        return self.source if self._is_read_once and self.plan.is_stored_alike and self.source.fills_out else None
 
     @cached_property
     def _decodes_in_threads(self) -> bool:
@@ -271,27 +260,24 @@ class Collection(StoredImages):
         return sample
 
     def _crop(self, crops: CropWindows, boxes: Boxes, allocate: Allocate) -> Any:
-        plan = self.plan
-        samples: Any = None
-        if plan.sample_kind is not None and crops.size is not None:
-            planes, dtype = plan.sample_kind
-            samples = allocate((boxes.shape[1], *self._crop_shape(planes, crops.size)), dtype)
-            if crops.resize is None:
-                self._fill(boxes, samples, crops.pad)
-                return samples
-        unsized = [
-            np.empty(self._crop_shape(plan.cuts[field].shape[:3], size), self._sample_dtype(self.dtypes[field]))
-            for field, _, _, *size in boxes.T.tolist()
-        ]
-        self._fill(boxes, unsized, crops.pad)
-        if crops.resize is None:
-            return unsized
-        if samples is None:
-            size = crops.resize.size
-            samples = [np.empty(self._crop_shape(self.tczyx(part).shape[:3], size), part.dtype) for part in unsized]
-        for part, sample in zip(unsized, samples, strict=True):
-            crops.resize(self.tczyx(part), self.tczyx(sample), smooth=self.is_float32)
+        sample_kind, resize = self.plan.sample_kind, crops.resize
+        if sample_kind is None or crops.size is None:
+            samples: Any = self._new_crops(boxes, crops.size)
+        else:
+            samples = allocate((boxes.shape[1], *self._crop_shape(sample_kind[0], crops.size)), sample_kind[1])
+        unresized = samples if resize is None else self._new_crops(boxes)
+        self._fill(boxes, unresized, crops.pad)
+        if resize is not None:
+            for part, sample in zip(unresized, samples, strict=True):
+                resize(self.tczyx(part), self.tczyx(sample), smooth=self.is_float32)
         return samples
+
+    def _new_crops(self, boxes: Boxes, size: Sequence[int] | None = None) -> list[Array]:
+        cuts, dtypes = self.plan.cuts, self.dtypes
+        return [
+            np.empty(self._crop_shape(cuts[field].shape[:3], size or box), self._sample_dtype(dtypes[field]))
+            for field, _, _, *box in boxes.T.tolist()
+        ]
 
     def _fill(self, boxes: Boxes, samples: Array | list[Array], pad: str) -> None:
         plan, threads, stacked = self.plan, torch.get_num_threads(), None
@@ -368,10 +354,7 @@ class Collection(StoredImages):
 
     @cached_property
     def rows(self) -> DecodedRows | None:
-        """All images as views of decoded memory, cut to the region of samples.
-
-        None if images are not decoded or samples differ in shape, also crops in scaling.
-        """
+        """Images in memory, cut to the region of samples; None if samples differ in shape, or crops in scaling."""
         plan = self.plan
         if plan.sample_kind is None or not plan.is_stored_alike or plan.cuts[0].picks:
             return None
@@ -395,27 +378,22 @@ class Collection(StoredImages):
             request_files((file for position in positions for file in self.source.files_of(position)), max_bytes)
 
     def full_image_layout(self) -> tuple[Cut, list[Divisor], Array | None]:
-        """Return the cut of images of one shape, with all axes, their distinct scalings, and the scaling of each."""
+        """Return the cut of images of one shape, with all axes, their scalings, and the scaling of each image."""
         kinds, shape = self.plan.kinds, tuple(self.shapes[0].tolist())
         cut = replace(self.sample_axes, axes=AXES).cut(shape, str(self.path))
         divisors = [self._normalizer.divisor(index, self.dtypes[index], shape, cut) for index in kinds.first]
-        distinct = [*dict.fromkeys(divisors)]
-        keys = [distinct.index(divisor) for divisor in divisors]
-        return cut, distinct, None if len(distinct) == 1 else np.asarray(kinds.spread(keys))
+        return cut, divisors, kinds.of_each
 
-    def maker(self, device: torch.device, shape: tuple[int, ...]) -> DeviceCropper:
+    def maker(self, device: torch.device, shape: Shape) -> Create:
         """Return the function that scales a batch of `as_stored` samples on ``device``."""
         _, (divisor,), _ = self.full_image_layout()
         if isinstance(divisor, Scaling) and divisor.illumination is None:
             divisor = divisor.at(slice(0, 1), slice(0, 1))  # Equal for all pixels of a plane.
         layout = SampleLayout.of_samples(shape, self.axes)
-        return DeviceCropper(layout, DeviceScaling.of([divisor], None, layout.lengths, torch.float32, device), device)
+        return device_cropper(layout, DeviceScaling.of([divisor], None, layout.lengths, torch.float32, device), device)
 
-    def early_scaling_reason(self, *, cleared: bool) -> str | None:
-        """Return why pixels must be scaled when samples are created, or None if batches can be scaled later.
-
-        ``cleared``: whether pixels of samples may be set to 0.
-        """
+    def early_scaling_reason(self, *, is_cleared: bool) -> str | None:
+        """Return why pixels must be scaled early, or None; with ``is_cleared``, samples may have pixels set to 0."""
         plan, crops = self.plan, self.crops
         divisor = plan.divisors[0] if plan.divisors else None
         if crops is not None:
@@ -431,9 +409,9 @@ class Collection(StoredImages):
             return f"{self.dtypes[0]} is not smaller than float32"
         if not self.dtypes[0].isnative:
             return "pixels are stored in another byte order"
-        is_inside = crops is None or crops.pad != "constant" or crops.are_inside(plan.cuts[0].shape[3:])
-        cleared = cleared or not is_inside
-        return "some pixels are set to 0 after scaling" if cleared and isinstance(divisor, Scaling) else None
+        if crops is not None and crops.pad == "constant" and not crops.are_inside(plan.cuts[0].shape[3:]):
+            is_cleared = True
+        return "some pixels are set to 0 after scaling" if is_cleared and isinstance(divisor, Scaling) else None
 
     def as_stored(self) -> Self:
         normalizer = Normalizer(self.source, normalize=False, illumination=None)

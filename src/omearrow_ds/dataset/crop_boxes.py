@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any, Literal, NamedTuple, Self, TypedDict, cast
 
 import numpy as np
@@ -15,14 +15,13 @@ from omearrow_ds.axes import Cut, checked_size
 from omearrow_ds.errors import ArgumentError, AxesError
 from omearrow_ds.kernels.crops import crop, places_of
 from omearrow_ds.kernels.scaling import Divisor, Scaling, scale
-from omearrow_ds.options import PADS, check_choice
+from omearrow_ds.options import PADS, SampleSettings, check_choice
 from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.objects import CropRows, Objects, ObjectSettings
 from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.text import count
 
 Boxes = Array  # (5, n) int64: image, top, left, height and width in pixels; boxes may extend beyond images.
-STAGES = {"CropResize.__call__": "normalize", "scale": "normalize", "crop": "normalize"}
 
 
 class CropOptions(TypedDict, total=False):
@@ -40,11 +39,11 @@ class DatasetOptions(OpenOptions, CropOptions, total=False):
     """Keywords of a dataset in addition to its signature: options of opening and positions of samples."""
 
 
-def split_options(options: DatasetOptions) -> tuple[CropOptions, OpenOptions]:
+def split_options(options: DatasetOptions) -> tuple[dict[str, Any], OpenOptions]:
     names = CropOptions.__annotations__
     opening = {name: value for name, value in options.items() if value is not None or name not in names}
     crops = {name: opening.pop(name) for name in names if name in opening}
-    return cast(CropOptions, crops), cast(OpenOptions, opening)
+    return crops, cast(OpenOptions, opening)
 
 
 class PlacedBox(NamedTuple):
@@ -173,28 +172,21 @@ class CropWindows:
         return boxes
 
 
-def make_crops(
-    source: Images, crop_size: Any, options: CropOptions, settings: ObjectSettings, *, is_float32: bool
-) -> tuple[Images, CropWindows]:
-    """Return the crops that options of `omearrow_ds.OMEArrowDataset` select from images, and the source of these.
-
-    Raises `ArgumentError` if options are invalid or conflict; `AxesError` if an image is smaller than a crop.
-    """
-    chosen: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    _refuse(chosen, crop_size)
-    objects, pad = chosen.get("objects"), chosen.get("pad")
-    size = None if crop_size is None else checked_size(crop_size)
-    if objects is None:
+def make_crops(source: Images, options: SampleSettings, settings: ObjectSettings) -> tuple[Images, CropWindows]:
+    """Return the crops that options select, and the source of their images; refuse options or sizes that do not fit."""
+    _refuse(options)
+    size = None if options.crop_size is None else checked_size(options.crop_size)
+    if options.objects is None:
         assert size is not None
-        return source, _crops_without_objects(source, size, chosen)
-    source, located = settings.open(source, objects, chosen.get("center"), chosen.get("box"))
-    crops, is_inside = boxes_around_objects(located, source.shapes, size, pad)
+        return source, _crops_without_objects(source, size, options)
+    source, located = settings.open(source, options.objects, options.center, options.box)
+    crops, is_inside = boxes_around_objects(located, source.shapes, size, options.pad)
     rows = CropRows.of_objects(source, located.keep(is_inside))
-    name = next((name for name in ("resize", "pad_to") if name in chosen), None)
-    if name is None:
+    sample_size = options.pad_to if options.resize is None else options.resize
+    if sample_size is None:
         return source, replace(crops, rows=rows)
-    resize = CropResize(checked_size(chosen[name]), name == "resize")
-    if resize.scales and not is_float32:
+    resize = CropResize(checked_size(sample_size), options.resize is not None)
+    if resize.scales and options.normalize is False:
         problem = "scaled crops are floats, but normalize=False keeps the stored dtype"
         raise ArgumentError(problem, option="resize", remedy="leave out one of them")
     too_large = (crops.sizes > np.reshape(resize.size, (2, 1))).any(axis=0)
@@ -206,8 +198,8 @@ def make_crops(
     return source, replace(crops, rows=rows, resize=resize)
 
 
-def _crops_without_objects(source: Images, size: tuple[int, int], chosen: dict[str, Any]) -> CropWindows:
-    pad, shapes = chosen.get("pad"), source.shapes
+def _crops_without_objects(source: Images, size: tuple[int, int], options: SampleSettings) -> CropWindows:
+    pad, shapes = options.pad, source.shapes
     margins = shapes[:, 3:] - size
     too_small = (margins < 0).any(axis=1)
     if too_small.any() and pad is None:
@@ -216,10 +208,10 @@ def _crops_without_objects(source: Images, size: tuple[int, int], chosen: dict[s
         problem = f"crop_size={size} is larger than image {first} of {height} x {width} pixels"
         num_images = count(int(too_small.sum()), "such image")
         raise AxesError(f"{source.path}: {problem} ({num_images}); lower crop_size, pass pad=, or remove the image")
-    if chosen.get("crop") != "grid":
+    if options.crop != "grid":
         centered = _boxes_of_size(np.arange(len(shapes)), margins // 2, size, pad)
-        return replace(centered, ranges=np.maximum(margins, 0) + 1) if chosen.get("crop") == "random" else centered
-    tiles = _grid_boxes(shapes, size, chosen.get("overlap", 0), pad)
+        return replace(centered, ranges=np.maximum(margins, 0) + 1) if options.crop == "random" else centered
+    tiles = _grid_boxes(shapes, size, 0 if options.overlap is None else options.overlap, pad)
     fields, tops, lefts = tiles.corners
     columns = pa.table({"crop_y": tops, "crop_x": lefts})
     name_tiles = partial(_tile_ids, tiles.corners, source.image_ids)
@@ -237,8 +229,7 @@ def boxes_around_objects(
 
     A box of ``size`` has its center nearest to the object's, and of two equally near boxes is the lower or right one:
     with pixel centers at integers, its first row is ``floor(y - (height - 1) / 2 + 0.5)``. A box of an object counts by
-    its center. Without ``size``, it is the box of the sample. Raises `AxesError` if ``pad="shift"`` and an image is
-    smaller than ``size``.
+    its center. Without ``size``, it is the box of the sample. Raises `AxesError` if a box cannot be shifted inside.
     """
     if size is None:
         y0, y1, x0, x1 = objects.positions.T
@@ -248,17 +239,15 @@ def boxes_around_objects(
         centers = (centers[:, [0, 2]] + centers[:, [1, 3]] - 1) / 2
     corners = np.floor(centers - (np.asarray(size) - 1) / 2 + 0.5).astype(np.int64)
     largest = shapes[objects.fields][:, 3:] - size  # Largest corner inside the image.
-    keep_mask: Array = np.ones(len(corners), np.bool_)
-    if pad == "shift":
-        if (largest < 0).any():
-            field = int(objects.fields[int((largest < 0).any(axis=1).argmax())])
-            raise AxesError(
-                f"{objects.joined.name}: pad='shift' needs images of at least crop_size={size} but image {field} has "
-                f"{shapes[field, 3]} x {shapes[field, 4]} pixels; pass another pad="
-            )
-        corners = np.clip(corners, 0, largest)
-    elif pad == "drop":
-        keep_mask = np.min((corners >= 0) & (corners <= largest), axis=1, initial=True)
+    too_small = (largest < 0).any(axis=1)
+    if pad == "shift" and too_small.any():
+        field = int(objects.fields[too_small.argmax()])
+        image = f"image {field} has {shapes[field, 3]} x {shapes[field, 4]} pixels"
+        problem = f"pad='shift' needs images of at least crop_size={size} but {image}"
+        raise AxesError(f"{objects.name}: {problem}; pass another pad=")
+    corners = np.clip(corners, 0, largest) if pad == "shift" else corners
+    are_inside = ((corners >= 0) & (corners <= largest)).all(axis=1)
+    keep_mask: Array = np.logical_or(are_inside, pad != "drop")
     crops = _boxes_of_size(objects.fields[keep_mask], corners[keep_mask], size, pad)
     return replace(crops, num_dropped=int((~keep_mask).sum())), keep_mask
 
@@ -280,17 +269,16 @@ def _grid_boxes(shapes: Array, size: tuple[int, int], overlap: Any, pad: str | N
     if not ((overlaps >= 0) & (overlaps < size)).all():
         raise ArgumentError(option="overlap", value=overlap, allowed=f"from 0 to less than crop_size={size}")
 
-    def corners_in(plane: tuple[int, ...]) -> Array:
+    @cache
+    def corners_in(*plane: int) -> Array:
         axes = []
-        for length, side, overlap_length in zip(plane, size, np.broadcast_to(overlaps, 2).tolist(), strict=True):
-            last, step = max(length - side, 0), side - overlap_length
+        for length, side, step in zip(plane, size, (np.asarray(size) - overlaps).tolist(), strict=True):
+            last = max(length - side, 0)
             firsts = np.arange(0, last + step, step)
             axes.append(np.minimum(firsts, last) if pad is None else firsts)
         return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2)
 
-    planes = [tuple(plane) for plane in shapes[:, 3:].tolist()]
-    by_plane = {plane: corners_in(plane) for plane in set(planes)}
-    corners = [by_plane[plane] for plane in planes]
+    corners = [corners_in(*plane) for plane in shapes[:, 3:].tolist()]
     fields = np.repeat(np.arange(len(shapes)), np.array(list(map(len, corners)), np.int64))
     return _boxes_of_size(fields, np.concatenate([*corners, np.zeros((0, 2), np.int64)]), size, pad)
 
@@ -299,29 +287,23 @@ def check_needed(other: str, is_passed: Any, **options: Any) -> None:
     """Raise `ArgumentError` if one of ``options`` is passed without another option, which it needs."""
     for name, value in options.items():
         if value is not None and not is_passed:
-            remedy = f"pass {other} or leave it out"
-            raise ArgumentError(f"needs {other}", option=name, value=value, remedy=remedy)
+            raise ArgumentError(f"needs {other}", option=name, value=value, remedy=f"pass {other} or leave it out")
 
 
-def _refuse(passed: dict[str, Any], crop_size: Any) -> None:
-    crop, pad, has_objects = passed.get("crop", "center"), passed.get("pad"), "objects" in passed
-    if pad is not None:
-        pads, also = (PADS, ", or None") if has_objects else (PADS[:3], ", or None without objects=")
-        check_choice("pad", pad, pads, also)
-    needs = (
-        ("objects=", ("center", "box", "resize", "pad_to"), has_objects),
-        ("crop='grid'", ("overlap",), crop == "grid"),
-        ("box=", ("resize", "pad_to"), passed.get("box")),
-    )
-    for other, names, is_passed in needs:
-        check_needed(other, is_passed, **{name: passed.get(name) for name in names})
-    if has_objects and crop != "center":
+def _refuse(options: SampleSettings) -> None:
+    crop, box, has_objects = options.crop, options.box, options.objects is not None
+    if options.pad is not None and not has_objects:
+        check_choice("pad", options.pad, PADS[:3], ", or None without objects=")
+    sizes = {"resize": options.resize, "pad_to": options.pad_to}
+    check_needed("objects=", has_objects, center=options.center, box=box, **sizes)
+    check_needed("crop='grid'", crop == "grid", overlap=options.overlap)
+    check_needed("box=", box, **sizes)
+    if has_objects and crop not in (None, "center"):
         raise ArgumentError("objects= sets the position of crops", option="crop", value=crop, remedy="leave it out")
-    if crop_size is None and not passed.get("box"):
+    if options.crop_size is None and not box:
         remedy = "pass (height, width)" + (" or the columns of box=" if has_objects else "")
         raise ArgumentError("the size of crops is missing", option="crop_size", remedy=remedy)
-    sizes = {"crop_size": crop_size, "resize": passed.get("resize"), "pad_to": passed.get("pad_to")}
-    first, *others = [name for name, size in sizes.items() if size is not None] or [""]
-    if others:
-        problem = f"{others[0]}= also sets the size of samples"
-        raise ArgumentError(problem, option=first, value=sizes[first], remedy="pass only one of them")
+    passed = [(name, size) for name, size in {"crop_size": options.crop_size, **sizes}.items() if size is not None]
+    if len(passed) > 1:
+        problem, (option, value) = f"{passed[1][0]}= also sets the size of samples", passed[0]
+        raise ArgumentError(problem, option=option, value=value, remedy="pass only one of them")

@@ -14,15 +14,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from omearrow_ds.axes import Cut
 from omearrow_ds.dataset.crop_boxes import CropWindows
 from omearrow_ds.dataset.shared_memory import BatchBufferPool, batch_array
 from omearrow_ds.dataset.windows import DeviceScaling, SampleLayout, crop_with_torch, kernel_layout, to_device
 from omearrow_ds.errors import ArgumentError, MemoryLimitError
-from omearrow_ds.kernels.scaling import Array, Divisor
-from omearrow_ds.storage.formats._base import Block
+from omearrow_ds.storage.extents import Shape
+from omearrow_ds.storage.formats._base import Array, Block, Done
 
+Create = Callable[..., Tensor]
 _PIECE_BYTES = 32 * 2**20
 
 
@@ -49,8 +50,7 @@ def device_of(preload: Any) -> torch.device | None:
 def free_bytes(device: torch.device) -> int:
     """Return the free bytes of a device, including unused memory that torch has reserved."""
     free, _ = torch.cuda.mem_get_info(device)
-    reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(free) + int(reserved)
+    return int(free) + int(torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
 def check_room(path: object, device: torch.device, needed_bytes: int, max_bytes: int | None) -> None:
@@ -68,30 +68,27 @@ def check_room(path: object, device: torch.device, needed_bytes: int, max_bytes:
 class DeviceIndices(list[int]):
     """Indices of a batch, with their positions in the collection on a device; one transfer sends a whole epoch."""
 
-    def __init__(self, indices: Iterable[int], device_positions: torch.Tensor) -> None:
+    def __init__(self, indices: Iterable[int], device_positions: Tensor) -> None:
         super().__init__(indices)
         self.on_device = device_positions
 
 
-class DeviceCropper:
-    """Function that creates a batch on a device from flat pixels; see `crop_with_torch` for its windows."""
+def device_cropper(layout: SampleLayout, scales: DeviceScaling, device: torch.device) -> Create:
+    """Return a function that creates a batch on a device from flat pixels; see `crop_with_torch` for its windows."""
+    crop: Callable[..., None] = crop_with_torch
+    plan = kernel_layout(layout, device) if triton_kernel_works(device) else None
+    if plan is not None:
+        from omearrow_ds.dataset.windows_kernel import launch  # noqa: PLC0415  # Triton is optional.
 
-    def __init__(self, layout: SampleLayout, scales: DeviceScaling, device: torch.device) -> None:
-        self._layout, self._scales, self._device = layout, scales, device
-        self._crop: Callable[..., None] = crop_with_torch
-        plan = kernel_layout(layout, device) if triton_kernel_works(device) else None
-        if plan is not None:
-            from omearrow_ds.dataset.windows_kernel import launch  # noqa: PLC0415  # Triton is optional.
+        crop = functools.partial(launch, plan=plan)
 
-            self._crop = functools.partial(launch, plan=plan)
-
-    def __call__(
-        self, source: torch.Tensor, count: int, positions: torch.Tensor | None = None, boxes: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        out = torch.empty((count, *self._layout.shape), dtype=self._scales.dtype, device=self._device)
+    def create(source: Tensor, count: int, positions: Tensor | None = None, boxes: Tensor | None = None) -> Tensor:
+        out = torch.empty((count, *layout.shape), dtype=scales.dtype, device=device)
         if out.numel():
-            self._crop(source, out, self._layout, self._scales, positions, boxes)
+            crop(source, out, layout, scales, positions, boxes)
         return out
+
+    return create
 
 
 @functools.cache
@@ -114,36 +111,21 @@ def triton_kernel_works(device: torch.device) -> bool:
 class DeviceSamples:
     """Samples of images in device memory.
 
-    ``pixels`` (N, T, C, Z, Y, X) are the contiguous stored pixels on the device. ``cut`` is the region of an image that
-    samples may show, with all axes, and ``groups`` (N,) has the index in ``divisors`` of each image's scaling, or is
-    None for one. ``crops`` are boxes of one size, or None for whole images.
+    ``pixels`` (N, T, C, Z, Y, X) are the contiguous stored pixels on the device, and ``create`` is the `device_cropper`
+    for them. ``crops`` are boxes of one size, or None for whole images.
     """
 
-    def __init__(
-        self,
-        pixels: torch.Tensor,
-        cut: Cut,
-        axes: str,
-        divisors: Sequence[Divisor],
-        groups: Array | None,
-        crops: CropWindows | None,
-        *,
-        is_float32: bool,
-    ) -> None:
+    def __init__(self, pixels: Tensor, create: Create, crops: CropWindows | None) -> None:
         self.device, self._pixels, self._flat = pixels.device, pixels, pixels.reshape(-1)
-        layout = SampleLayout.of(pixels.shape[1:], pixels.stride()[1:], cut, axes, crops)
-        dtype = torch.float32 if is_float32 else pixels.dtype
-        scales = DeviceScaling.of(divisors, groups, cut.lengths, dtype, self.device)
-        self._make = DeviceCropper(layout, scales, self.device)
-        self._crops = crops
+        self._create, self._crops = create, crops
         self._boxes = None if crops is None or crops.ranges is not None else self._sent_boxes(crops.corners)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # Samples may be requested in another stream.
 
-    def _sent_boxes(self, boxes: Array) -> torch.Tensor:
+    def _sent_boxes(self, boxes: Array) -> Tensor:
         return to_device(boxes[:3].T.astype(np.int64), self.device)
 
-    def batch(self, positions: Sequence[int]) -> torch.Tensor:
+    def batch(self, positions: Sequence[int]) -> Tensor:
         numbers, boxes = None, self._boxes
         if self._crops is not None and boxes is None:
             boxes = self._sent_boxes(self._crops.take(positions))  # Random.
@@ -151,17 +133,16 @@ class DeviceSamples:
             numbers = positions.on_device
         else:
             numbers = torch.tensor(positions, dtype=torch.int64).to(self.device)
-        return self._make(self._flat, len(positions), numbers, boxes)
+        return self._create(self._flat, len(positions), numbers, boxes)
 
     def images(self, positions: Sequence[int]) -> list[Array]:
         return [self._pixels[position].cpu().numpy() for position in positions]
 
 
-def sent(blocks: Iterable[Block], shape: tuple[int, ...], dtype: np.dtype[Any], device: torch.device) -> torch.Tensor:
-    """Copy blocks of images of one shape, ``(first index, images)``, to one tensor (N, T, C, Z, Y, X) on a device.
-
-    Each piece is copied while the next one is decoded.
-    """
+def sent(
+    blocks: Iterable[Block], shape: Shape, dtype: np.dtype[Any], device: torch.device, done: Done | None
+) -> Tensor:
+    """Copy blocks (first index, images) to one tensor on a device, each piece while the next one is decoded."""
     native = dtype.newbyteorder("=")
     device_pixels = torch.empty(shape, dtype=torch.from_numpy(np.empty(0, native)).dtype, device=device)
     pool = BatchBufferPool.pinned() if device.type == "cuda" else BatchBufferPool()
@@ -175,11 +156,7 @@ def sent(blocks: Iterable[Block], shape: tuple[int, ...], dtype: np.dtype[Any], 
             tensor = torch.from_numpy(piece)
             device_pixels[start + first : start + first + len(part)].copy_(tensor, non_blocking=True)
             if device.type == "cuda":
-                pool.record_copy(tensor, functools.partial(recorded, device))
+                pool.record_copy(tensor, torch.cuda.current_stream(device))
+        if done is not None:
+            done(start, start + len(images))
     return device_pixels
-
-
-def recorded(device: torch.device, event: torch.cuda.Event | None) -> torch.cuda.Event:
-    event = event or torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(device))
-    return event

@@ -163,8 +163,7 @@ class OMEArrowDataset(StoredSamples):
         progress: bool | None = None,
         **options: Unpack[DatasetOptions],
     ) -> None:
-        named = {name: value for name, value in locals().items() if name not in _NOT_PASSED}
-        super().__init__(**named, **options)
+        super().__init__(**{name: value for name, value in locals().items() if name not in _NOT_PASSED}, **options)
         self._transform = _checked(transform)
 
     def with_transform(self, transform: Callable[[torch.Tensor], Any] | None) -> Self:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import torch
 
 from omearrow_ds.dataset.samples import StoredSamples
-from omearrow_ds.errors import ArgumentError, MetadataError, PathExistsError, WriteError
+from omearrow_ds.errors import ArgumentError, MetadataError, WriteError
 from omearrow_ds.storage.protocol import StrPath
 from omearrow_ds.storage.publish import check_target, publish
 from omearrow_ds.storage.writing import Columns, as_table
@@ -82,9 +82,7 @@ def write_embeddings(
     ['image_id', 'Embedding_0000', 'Embedding_0001', 'Embedding_0002']
     """
     target, subject = Path(path), str(path)
-    check_target(target, overwrite=overwrite)
-    if target.is_dir():
-        raise PathExistsError(f"{target}: the target is a folder; choose the path of a file")
+    check_target(target, overwrite=overwrite, is_file=True)
     if not isinstance(prefix, str):
         raise ArgumentError(option="prefix", value=prefix, allowed="a string")
     is_one_batch = isinstance(embeddings, np.ndarray | torch.Tensor)
@@ -111,7 +109,6 @@ def write_embeddings(
 
 
 def _read_columns(columns: Any, subject: str) -> Callable[[list[str]], pa.Table]:
-    """Return a function that returns the rows of ids."""
     if isinstance(columns, StoredSamples):
         # Datasets of objects have a column with the ids of images.
         names = [_OF_IMAGE if name == _IDS else name for name in columns.column_names]

@@ -25,16 +25,12 @@ _FIELDS_LOOKED_AT = 16  # To detect binary masks.
 
 @dataclass(frozen=True, eq=False)
 class MaskedSamples:
-    """Masks of a collection's samples."""
-
     collection: Collection
     mask_of: Array  # (n,) int64, the index in ``collection`` of each image's mask; -1 for an image without, not read.
     background: _Background | None = None  # If set, pixels outside the object of a crop become 0, also in the mask.
 
     @classmethod
-    def of(
-        cls, images: Collection, source: Images, mask_of: Array, options: PreloadOptions, *, background: bool
-    ) -> Self:
+    def of(cls, images: Collection, source: Images, mask_of: Array, options: PreloadOptions, *, clears: bool) -> Self:
         """Return masks with the axes of an image's sample, without C if masks have one channel."""
         axes = images.sample_axes
         letters = axes.axes if int(source.shapes[:, 1].max(initial=1)) > 1 else axes.axes.replace("C", "")
@@ -43,8 +39,8 @@ class MaskedSamples:
             source = verified_where_stored(source)
         crops = None if images.crops is None else replace(images.crops, rows=None)
         mask_axes, mask_options = SampleAxes(letters, picks, axes.crop_size), options._replace(fingerprint=None)
-        masks = cls(Collection(source, mask_axes, mask_options, normalize=False, crops=crops), mask_of)
-        return replace(masks, background=_Background.of(masks, images)) if background else masks
+        masks = Collection(source, mask_axes, mask_options, normalize=False, crops=crops)
+        return cls(masks, mask_of, _Background.of(masks, mask_of, images) if clears else None)
 
     def batch(self, images: Collection, positions: list[int], allocate: Allocate) -> tuple[Any, Any]:
         boxes = None if images.crops is None else images.crops.take(positions)
@@ -87,16 +83,16 @@ class _Background(NamedTuple):
     image_ids: Sequence[str]
 
     @classmethod
-    def of(cls, masks: MaskedSamples, images: Collection) -> Self:
-        crops, path = images.crops, str(masks.collection.path)
+    def of(cls, masks: Collection, mask_of: Array, images: Collection) -> Self:
+        crops, path = images.crops, str(masks.path)
         objects = None if images.crop_rows is None else images.crop_rows.objects
         error = partial(ArgumentError, option="mask_background", value=True)
         if crops is None or objects is None:
             raise error("needs crops around objects", remedy="pass objects= or leave it out")
         column, labels = objects.labels() or ("", None)
-        counts = np.bincount(objects.fields)  # The fields with the most objects are looked at.
-        looked_at = [field for field in np.argsort(-counts, kind="stable")[:_FIELDS_LOOKED_AT] if counts[field]]
-        pixels = (masks.collection.image(int(masks.mask_of[field])) for field in looked_at)
+        fields, counts = np.unique(objects.fields, return_counts=True)  # The ones with the most objects are looked at.
+        looked_at = fields[np.argsort(-counts, kind="stable")[:_FIELDS_LOOKED_AT]]
+        pixels = map(masks.image, mask_of[looked_at].tolist())
         if all(len(np.unique(mask[mask != 0])) <= 1 for mask in pixels):
             labels = None
         elif labels is None:
@@ -130,10 +126,7 @@ class _Background(NamedTuple):
         image[~np.broadcast_to(keep_mask.any(axis=1, keepdims=True), image.shape)] = 0
 
     def object_mask(self, position: int, mask: Array) -> Array:
-        """Return one bool per pixel (T, C, Z, Y, X) of a sample's mask: whether the pixel belongs to the object.
-
-        Objects of binary masks are the pixels that are connected to the one at their center.
-        """
+        """Return which pixels (T, C, Z, Y, X) belong to the object; in binary masks, those connected to its center."""
         if self.labels is not None:
             is_object: Array = mask == self.labels[position]
             return is_object

@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain, starmap
+from itertools import chain
 from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from torch.utils.data import get_worker_info
 from omearrow_ds.axes import Cut
 from omearrow_ds.errors import ArgumentError, ColumnError, FormatError
 from omearrow_ds.kernels.scaling import Array, Divisor, Scaling
+from omearrow_ds.storage.extents import Shape
 from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.formats._columns import unknown_column
 from omearrow_ds.storage.formats._detect import missing
@@ -59,24 +60,23 @@ class Normalizer:
             raise ArgumentError(problem, option="normalize", value=False, remedy="leave out one of them")
         rows = [] if illumination is None else _rows_of_functions(source, illumination)
         absolute = functools.cache(os.path.abspath)  # Does not follow links.
-
-        def name_of(channel: int, function: Any) -> str:
-            return absolute(function) if _is_file(function) else f"illumination=, function {channel}"
-
         # The names per image, or one row for all images.
-        self._names = [tuple(starmap(name_of, enumerate(row))) for row in rows]
+        self._names = [
+            tuple(
+                absolute(function) if _is_file(function) else f"illumination=, function {channel}"
+                for channel, function in enumerate(row)
+            )
+            for row in rows
+        ]
         by_name = dict(zip(chain.from_iterable(self._names), chain.from_iterable(rows), strict=True))
-        self._functions = {
-            name: _load_function(name if _is_file(function) else function) for name, function in by_name.items()
-        }
+        self._functions = {name: _load_function(name if _is_file(item) else item) for name, item in by_name.items()}
         groups = None if self._factors is None else self._factors.group_of
         # One integer per image each; images with equal integers, shape and dtype have the same scaling.
         self.group_codes = [] if groups is None else [np.asarray(groups)]
         if len(self._names) > 1:
-            code_of: dict[tuple[str, ...], int] = {}
-            self.group_codes.append(np.array([code_of.setdefault(names, len(code_of)) for names in self._names]))
+            self.group_codes.append(np.unique(np.array(self._names), axis=0, return_inverse=True)[1].reshape(-1))
 
-    def divisor(self, index: int, dtype: np.dtype[Any], shape: tuple[int, ...], cut: Cut) -> Divisor:
+    def divisor(self, index: int, dtype: np.dtype[Any], shape: Shape, cut: Cut) -> Divisor:
         factors, names = self._factors, self._names[index if len(self._names) > 1 else 0] if self._names else ()
         # The maximum of an integer dtype scales pixels to at most 1.
         largest = np.float32(np.iinfo(dtype).max) if self.is_float32 and dtype.kind in "iu" else None
@@ -101,7 +101,7 @@ class Normalizer:
         pair = (values.astype(np.float32)[None, :, None, None, None] for values in (offset, divisor))
         return Scaling(illumination, *(cut(np.broadcast_to(values, shape)) for values in pair), clip=factors.clip)
 
-    def _refuse_other_number(self, index: int, shape: tuple[int, ...], number: int, option: str) -> None:
+    def _refuse_other_number(self, index: int, shape: Shape, number: int, option: str) -> None:
         if shape[1] != number:
             problem = f"has {number} values but image {index} of {self._path} has {shape[1]} channels"
             remedy = "pass one value per stored channel, also for channels that select= omits"
@@ -121,13 +121,11 @@ def _read_factors(source: Images, normalize: Any) -> _Factors:
     if names is None:
         raise _invalid(normalize)
     try:
-        first, second = (np.atleast_1d(np.asarray(values[name], np.float64)) for name in names)
+        first, second = np.broadcast_arrays(*(np.atleast_1d(np.asarray(values[name], np.float64)) for name in names))
     except (TypeError, ValueError):
         raise _invalid(normalize) from None
-    sizes = {*first.shape, *second.shape}
-    if first.ndim > 1 or second.ndim > 1 or len(sizes - {1}) > 1 or 0 in sizes:
+    if first.ndim > 1 or not first.size:
         raise _invalid(normalize)
-    first, second = np.broadcast_arrays(first, second)
     return _Factors([_pair(first, second, names, normalize)], clip=names == _PAIRS[1])
 
 
@@ -252,26 +250,24 @@ def _load_function(stored: Any) -> Array:
     is_file = _is_file(stored)
     subject = stored if is_file else "illumination="
     try:
-        function = np.load(stored, allow_pickle=False) if is_file else np.asarray(stored)
-        if not isinstance(function, np.ndarray) or function.dtype.kind not in "fiu":
-            raise TypeError(f"its dtype is {getattr(function, 'dtype', 'not that of one array')}")  # noqa: TRY301  # Handled below.
-        with np.errstate(over="ignore"):
-            function = function.astype(np.float32)
+        stack = np.asarray(np.load(stored, allow_pickle=False) if is_file else stored)
     except FileNotFoundError:
         raise missing(str(subject), "no such file; pass .npy files as illumination=") from None
     except (OSError, ValueError, TypeError, EOFError) as error:
         raise FormatError(f"{subject}: invalid illumination function: {error}; pass a .npy file of numbers") from None
-    if function.ndim not in (2, 3) or not (np.isfinite(function) & (function > 0)).all():
-        problem = "invalid illumination function, expected values above 0 with axes YX or CYX; correct the file"
-        raise FormatError(f"{subject}: {problem}")
-    return function
+    if stack.dtype.kind in "fiu" and stack.ndim in (2, 3):
+        with np.errstate(over="ignore"):
+            functions: Array = stack.astype(np.float32)
+        if (np.isfinite(functions) & (functions > 0)).all():
+            return functions
+    problem = f"invalid illumination function of {stack.dtype}, expected numbers above 0 with axes YX or CYX"
+    raise FormatError(f"{subject}: {problem}; correct the file")
 
 
 def warn_of_dark_images(path: Path, images: Iterable[Array]) -> None:
     """Warn, once per process, if the first 64 uint16 images have at most 12 bits and are not black.
 
-    ``normalize=True`` makes such images nearly black. Workers and ranks above 0 do not warn. Reading stops at the first
-    image with larger values.
+    ``normalize=True`` makes such images nearly black. Workers and ranks above 0 do not warn.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         is_main_process = torch.distributed.get_rank() == 0 and get_worker_info() is None

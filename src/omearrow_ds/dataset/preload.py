@@ -1,8 +1,7 @@
 """All decoded pixels of a source, in shared memory or in a file that every process maps.
 
 A file is built once under a lock. Its pixels are trusted, so it must come from the user who reads it. Files are created
-readable for their owner only. A file is ignored if it belongs to another user, if others can write to it, or if it is a
-link.
+readable for their owner only. A file is ignored if it is a link, belongs to another user, or others can write to it.
 
 A file is identified by a fingerprint of the collection: its path, and the name, size, inode and times of each of its
 files. Reading every byte for a checksum would cost about as much as decoding. The fingerprint includes the time of the
@@ -46,6 +45,7 @@ _DIGEST_BYTES = 32
 _BAR_OPTIONS = {"delay": 2.0}  # Seconds.
 
 Fingerprint = list[tuple[str, int, int, int, int]]
+Build = Callable[[SharedBlock], object]  # Fills a block.
 
 
 class ImageKinds(NamedTuple):
@@ -98,14 +98,14 @@ class PixelCache:
         """
         shapes, dtypes = source.shapes, source.dtypes
         with preload_progress(source, progress) as done:
-            if folder is None:
-                cache = cls(shapes, dtypes)
+
+            def build(block: SharedBlock | None = None) -> PixelCache:
+                cache = cls(shapes, dtypes, block)
                 cache.decode(source, done)
                 return cache
 
-            def build(block: SharedBlock) -> None:
-                cls(shapes, dtypes, block).decode(source, done)
-
+            if folder is None:
+                return build()
             fingerprint, size_bytes = fingerprint or collection_fingerprint(source.path), _layout(shapes, dtypes)[1][-1]
             block, is_new = open_or_build(folder, source, fingerprint, size_bytes, build)
             cache = cls(shapes, dtypes, block)
@@ -113,7 +113,7 @@ class PixelCache:
                 source.check_all(cache, f"pixels kept in {folder} of {source.path}", done)
             return cache
 
-    def decode(self, source: Images, done: Done | None = None) -> None:
+    def decode(self, source: Images, done: Done | None) -> None:
         stack = self.stack()
         source.decode_into(self if stack is None else stack, done)
 
@@ -185,7 +185,7 @@ def collection_fingerprint(path: Path) -> Fingerprint:
 
 
 def open_or_build(
-    folder: Path, source: Images, fingerprint: Fingerprint, size_bytes: int, build: Callable[[SharedBlock], None]
+    folder: Path, source: Images, fingerprint: Fingerprint, size_bytes: int, build: Build
 ) -> tuple[SharedBlock, bool]:
     """Return the decoded pixels of ``source``, memory-mapped from a file in ``folder``, and whether this call built it.
 
@@ -209,7 +209,7 @@ def open_or_build(
                 if block is None:
                     is_new = True
                     _write(file, size_bytes, digest, build, lambda: _refuse_changed(source, fingerprint))
-                    for other in [*folder.glob(f"*-{stem}-*{_SUFFIX}"), *folder.glob(f"*-{stem}-*{_PARTIAL}")]:
+                    for other in folder.glob(f"*-{stem}-*"):
                         if other != file:  # From an earlier version, or a killed process.
                             other.unlink(missing_ok=True)
                     block = _mapped(file, size_bytes, digest)
@@ -224,9 +224,7 @@ def open_or_build(
     return block, is_new
 
 
-def _write(
-    file: Path, size_bytes: int, digest: bytes, build: Callable[[SharedBlock], None], check: Callable[[], None]
-) -> None:
+def _write(file: Path, size_bytes: int, digest: bytes, build: Build, check: Callable[[], None]) -> None:
     partial = file.with_suffix(_PARTIAL)
     partial.unlink(missing_ok=True)  # Left by a killed process: the lock excludes other builders.
     try:

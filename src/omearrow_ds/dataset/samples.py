@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import reprlib
 import sys
@@ -40,21 +38,18 @@ from omearrow_ds.storage.formats._pictures import Pictures, as_html, kinds, shap
 from omearrow_ds.storage.masks import Masks, open_masks, select_masks
 from omearrow_ds.storage.objects import ObjectSettings
 from omearrow_ds.storage.part_files import label_of
-from omearrow_ds.storage.protocol import Paths, StrPath
+from omearrow_ds.storage.protocol import OpenOptions, Paths, StrPath
 from omearrow_ds.storage.row_filter import RowFilter
 from omearrow_ds.storage.source import open_source
 from omearrow_ds.text import count, size
 
 Array = np.ndarray[Any, Any]
 _INDICES_SHOWN = 16
-_OURS = ("omearrow_ds.dataset.dataset", __name__)
-STAGES = {"StoredSamples._allocate": "collate", "StoredSamples._collated": "collate"}
+_OPTIONS = {"format", *SampleSettings.__dataclass_fields__, *OpenOptions.__annotations__} - {"chosen"}
 
 
-@functools.cache
-def _options() -> set[str]:
-    """Return the names of a dataset's options, without ``path``, which is a property."""
-    return {"transform", *inspect.signature(StoredSamples).parameters, *DatasetOptions.__annotations__} - {"path"}
+def list_samples(indices: Sequence[Any]) -> str:
+    return ", ".join(map(str, indices[:_INDICES_SHOWN])) + (", ..." if len(indices) > _INDICES_SHOWN else "")
 
 
 def _checked_preload(preload: Any, cache_bytes: int, cache_dir: Any, unsupported: str | None) -> Preload:
@@ -104,33 +99,32 @@ class StoredSamples(Dataset[Any]):
         progress: bool | None = None,
         **options: Unpack[DatasetOptions],
     ) -> None:
-        SampleSettings.take({**options, **locals()})
+        normalize = bool(normalize) if isinstance(normalize, np.bool_) else normalize
+        samples = SampleSettings.take({**options, **locals()})
         unsupported = "OMEArrowDatasetNumpy" if self._of_arrays else None if masks is None else "masks="
         preload = _checked_preload(preload, cache_bytes, cache_dir, unsupported)
         check_needed("target=", target is not None, classes=classes)
         check_needed("masks=", masks is not None, mask_background=bool(mask_background) or None)
-        refuse_unknown(options, _options() - {"transform"}, str(path))
+        refuse_unknown(options, _OPTIONS - {"transform"}, str(path))
         crop_options, opening = split_options(options)
         if "pattern" not in opening:
             warn_of_layout(path, opening)
         if opening.get("filter") is not None:
             self._filters = (RowFilter(opening["filter"]).text,)
-        object_settings = ObjectSettings.take(opening, crop_options.get("objects"))
+        object_settings = ObjectSettings.take(opening, samples.objects)
         folder = None if cache_dir is None else Path(cache_dir).absolute()
         fingerprint = None if folder is None else collection_fingerprint(label_of(path))
-        settings = PreloadOptions(int(cache_bytes), folder, progress, opening.get("verify"), fingerprint)
+        settings = PreloadOptions(samples.cache_bytes, folder, progress, opening.get("verify"), fingerprint)
         source, crops = open_source(path, format, **opening), None
-        normalize = bool(normalize) if isinstance(normalize, np.bool_) else normalize
         if crop_options:
-            is_float32 = normalize is not False
-            source, crops = make_crops(source, crop_size, crop_options, object_settings, is_float32=is_float32)
+            source, crops = make_crops(source, samples, object_settings)
         sample_axes = SampleAxes(axes, select, None if crop_options else crop_size)
         self._collection = Collection(
             source, sample_axes, settings, normalize=normalize, illumination=illumination, crops=crops
         )
         self._picked: array[int] | None = None  # Positions in the collection; None is all.
         self._count = len(self._collection)
-        self._return_ids, self._targets, skip = bool(return_ids), None, opening.get("nulls") == "skip"
+        self._return_ids, self._targets, skip = bool(return_ids), None, object_settings.skip_nulls
         is_present = np.ones(self._count, np.bool_)
         if target is not None:
             columns, encode = self._collection.column_source, bool(encode_targets)
@@ -144,7 +138,7 @@ class StoredSamples(Dataset[Any]):
             if self._filters:
                 mask_source, mask_of = select_masks(mask_source, mask_of, *self._filters)
             clears = bool(mask_background)
-            self._masks = MaskedSamples.of(self._collection, mask_source, mask_of, settings, background=clears)
+            self._masks = MaskedSamples.of(self._collection, mask_source, mask_of, settings, clears=clears)
             is_present &= mask_of[self.fields] >= 0
         self._alone = target is None and not return_ids and masks is None
         self._pick(is_present)
@@ -163,8 +157,8 @@ class StoredSamples(Dataset[Any]):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute, unless it is an option: a change after creation would have no effect."""
-        ours = type(self).__module__ in _OURS  # A subclass may use the name of an option.
-        if ours and not name.startswith("_") and name in _options():
+        is_ours = type(self).__module__ == "omearrow_ds.dataset.dataset"  # A subclass may use the name of an option.
+        if is_ours and name in _OPTIONS:
             remedy = f"create another dataset with {name}=, with cache_dir= to share the pixels"
             if name == "transform":
                 remedy = "call dataset.with_transform(f), which shares the pixels"
@@ -191,14 +185,6 @@ class StoredSamples(Dataset[Any]):
         """CUDA device of the preloaded pixels, or None."""
         samples = self._collection.on_device
         return None if samples is None else samples.device
-
-    @property
-    def _early_scaling_reason(self) -> str | None:
-        """Reason why pixels must be scaled when samples are created; None if scaling per batch is possible."""
-        if self._transform is not None:
-            return "the transform receives normalized samples"
-        cleared = self._masks is not None and self._masks.background is not None
-        return self._collection.early_scaling_reason(cleared=cleared)
 
     @property
     def _has_user_code(self) -> bool:
@@ -382,7 +368,7 @@ class StoredSamples(Dataset[Any]):
         """
         if isinstance(error, OMEArrowDSError):
             error.path = error.path or str(self.path)
-        samples = ", ".join(map(str, indices[:_INDICES_SHOWN])) + (", ..." if len(indices) > _INDICES_SHOWN else "")
+        samples = list_samples(indices)
         view = "" if self._picked is None else "a view of "
         stored = f"{view}{self.path} (format {self._collection.format_name})"
         error.add_note(f"Raised while creating sample {samples} of {stored}")
@@ -411,20 +397,14 @@ class StoredSamples(Dataset[Any]):
             raise
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return the samples of ``indices`` in that order.
-
-        A loader that only collates tensors gets one `CollatedBatch` instead, see `asked_for_whole`.
-        """
+        """Return the samples of ``indices``, or one `CollatedBatch` for a loader that only collates them."""
         caller = sys._getframe(1)  # noqa: SLF001  # CPython only, see `asked_for_whole`.
         requested = caller.f_locals["self"].dataset if caller.f_code in ASKERS else self
         # A wrapper that forwards missing attributes, or a subclass, creates its own samples.
-        for owner in type(self).__mro__:
-            if "__getitem__" in vars(owner):
-                break
-        if requested is not self or owner.__module__ not in _OURS:
+        if requested is not self or type(self).__getitem__ is not StoredSamples.__getitem__:
             return [requested[index] for index in indices]
         is_plain = self._transform is None and not self._of_arrays
-        is_whole, allocate = is_plain and asked_for_whole(), self._allocate if is_plain else np.empty
+        is_whole, allocate = is_plain and asked_for_whole(caller), self._allocate if is_plain else np.empty
         try:
             positions = self._positions(indices)
             if self._masks is None:
@@ -517,10 +497,10 @@ class StoredSamples(Dataset[Any]):
         >>> len(train), len(test)
         (8, 2)
         """
-        groups = None if by is None else self._codes(by, "by=")
+        groups = None if by is None else codes_of(self, by, "by=", str(self.path))
         if groups is None and self._collection.crop_rows is not None:  # Samples may share an image.
             groups = np.unique(self.fields, return_inverse=True)[1].reshape(-1)
-        classes = None if stratify is None else self._codes(stratify, "stratify=")
+        classes = None if stratify is None else codes_of(self, stratify, "stratify=", str(self.path))
         positions = self._all_positions()
         parts = split_positions(len(self), fractions, groups, classes, seed, str(self.path))
         return [self._subset_at(positions[part]) for part in parts]
@@ -589,17 +569,13 @@ class StoredSamples(Dataset[Any]):
         ArgumentError
             If the dataset is empty, or ``num_samples`` or ``seed`` is invalid.
         """
-        classes = self._codes(column, "column=")
+        classes = codes_of(self, column, "column=", str(self.path))
         if not len(classes):
             raise ArgumentError("the dataset is empty", path=self.path, remedy="pass a dataset with samples")
         weights = torch.from_numpy(1 / np.bincount(classes)[classes])
         generator = torch.Generator().manual_seed(checked_seed(seed))
         number = check_integer("num_samples", len(self) if num_samples is None else num_samples, 1)
         return WeightedRandomSampler(weights, number, generator=generator)  # type: ignore[arg-type]
-
-    def _codes(self, names: Any, option: str) -> Array:
-        rows = None if self._picked is None else np.asarray(self._picked)
-        return codes_of(self._collection.column_source, names, option, str(self.path), rows)
 
     def __add__(self, other: Dataset[Any]) -> BatchedConcat:
         return BatchedConcat([self, other])
@@ -655,8 +631,7 @@ class StoredSamples(Dataset[Any]):
 
     def _repr_html_(self) -> str:
         collection, fields = self._collection, np.unique(self.fields)
-        masks, targets, transform = self._masks, self._targets, self._transform
-        classes = {} if targets is None or targets.classes is None else targets.classes
+        masks, targets, transform, classes = self._masks, self._targets, self._transform, self.classes or {}
         of_targets = classes if isinstance(classes, dict) else {"": classes}
         access = "read on demand" if collection.cache is None else "preloaded"
         shape = "" if self.shape is None else " x ".join(map(str, self.shape))

@@ -19,6 +19,7 @@ import errno
 import functools
 import math
 import mmap
+import operator
 import os
 import sys
 import tempfile
@@ -32,10 +33,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import get_worker_info
 
 Array = np.ndarray[Any, Any]
+FileIdentity = tuple[int, int, int]
 _MOVED_BYTES = 16 * 2**20  # Size of a moved piece, and so the additional memory of the move.
 _MAP_FIXED = 0x10
 _MAP_FAILED = ctypes.c_void_p(-1).value
@@ -50,8 +53,7 @@ _LOST = "a worker exited unexpectedly and its batch is lost; look for its error 
 class SharedBlock:
     """Zeroed memory that other processes of the same user can map while this process lives.
 
-    Pickling transfers a handle. On systems other than Linux, it is a temporary file from the start. A forked child
-    shares the pages in either case.
+    Pickling transfers a handle. Except on Linux, it is a temporary file from the start. Forked children share it.
     """
 
     def __init__(
@@ -87,9 +89,7 @@ class SharedBlock:
         return cls(mmap.mmap(descriptor, max(size_bytes, 1), access=access), size_bytes, descriptor, writable=writable)
 
     @classmethod
-    def attach(
-        cls, path: str, identity: tuple[int, int, int], size_bytes: int, *, writable: bool = True
-    ) -> SharedBlock | None:
+    def attach(cls, path: str, identity: FileIdentity, size_bytes: int, *, writable: bool = True) -> SharedBlock | None:
         """Return the block of another process, or None if that process has ended."""
         try:
             descriptor = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
@@ -142,7 +142,7 @@ class SharedBlock:
         return attach, (path, file_identity(descriptor), self.size_bytes)
 
 
-def file_identity(descriptor: int) -> tuple[int, int, int]:
+def file_identity(descriptor: int) -> FileIdentity:
     """Return the device, inode and size of an open file, which together identify the file and its length."""
     stat = os.fstat(descriptor)
     return stat.st_dev, stat.st_ino, stat.st_size
@@ -156,8 +156,7 @@ class _BufferLease:
 
     def __init__(self, memory: Array, address: int, size_bytes: int) -> None:
         self._memory = memory
-        data = {"data": (address, False), "shape": (size_bytes,), "typestr": "|u1", "version": 3}
-        self.__array_interface__ = data
+        self.__array_interface__ = {"data": (address, False), "shape": (size_bytes,), "typestr": "|u1", "version": 3}
 
 
 class _ReceivedLease(_BufferLease):
@@ -221,6 +220,9 @@ def _allocate_shared(size_bytes: int) -> _ReusableBuffer:
     return buffer
 
 
+_CAPACITY = operator.attrgetter("capacity_bytes")
+
+
 class BatchBufferPool:
     """Buffers of batches: a few of them are spare.
 
@@ -249,26 +251,26 @@ class BatchBufferPool:
         with self._lock:
             free = [buffer for buffer in self.buffers if buffer.is_free]
             if not free and len(self.buffers) >= _MAX_PENDING_COPIES:
-                for event in filter(None, (buffer.copied for buffer in self.buffers)):
-                    event.synchronize()
+                for buffer in self.buffers:
+                    if buffer.copied is not None:
+                        buffer.copied.synchronize()
                 free = [buffer for buffer in self.buffers if buffer.is_free]
             # A larger buffer is left for a larger batch. A few of the other free buffers are kept.
             fitting = [buffer for buffer in free if size_bytes <= buffer.capacity_bytes <= 4 * whole_bytes]
-            buffer = min(fitting, key=lambda buffer: buffer.capacity_bytes) if fitting else self._allocate(whole_bytes)
-            in_use = [other for other in self.buffers if other not in free]
-            spare = [other for other in free if other is not buffer][:_SPARE_BUFFERS]
-            self.buffers = [*in_use, *spare, buffer]
+            buffer = min(fitting, key=_CAPACITY, default=None) or self._allocate(whole_bytes)
+            dropped = [other for other in free if other is not buffer][_SPARE_BUFFERS:]
+            self.buffers = [*[other for other in self.buffers if other not in (buffer, *dropped)], buffer]
             return buffer.take(size_bytes)
 
-    def find(self, tensor: torch.Tensor) -> _ReusableBuffer | None:
+    def find(self, tensor: Tensor) -> _ReusableBuffer | None:
         address = tensor.untyped_storage().data_ptr()
         return next((buffer for buffer in self.buffers if buffer.address == address), None)
 
-    def record_copy(self, tensor: torch.Tensor, record: Callable[[Any], Any]) -> None:
-        """Record an event after a copy from ``tensor``; ``record`` takes the event to reuse, or None."""
+    def record_copy(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
+        """Record that a copy from ``tensor`` was enqueued in a stream."""
         buffer = self.find(tensor)
         if buffer is not None:
-            buffer.copied = record(buffer.copied)
+            buffer.copied = stream.record_event(buffer.copied)
 
 
 def batch_array(shape: Sequence[int], dtype: np.dtype[Any], pool: BatchBufferPool | None = None) -> Array:
@@ -290,7 +292,7 @@ def batch_array(shape: Sequence[int], dtype: np.dtype[Any], pool: BatchBufferPoo
 def _worker_buffer_pool(pid: int) -> BatchBufferPool:
     """Return the buffers of this worker, process ``pid``, and register them for pickling its tensors."""
     del pid
-    ForkingPickler.register(torch.Tensor, _reduce_tensor)
+    ForkingPickler.register(Tensor, _reduce_tensor)
     return BatchBufferPool(_allocate_shared, 0)
 
 
@@ -300,7 +302,7 @@ def enable_shared_memory_transfer() -> None:
         _worker_buffer_pool(os.getpid())
 
 
-def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
+def _reduce_tensor(tensor: Tensor) -> tuple[Any, ...]:
     """Pickle a tensor for the loader's process: by its location in a buffer, by value if small, else by torch."""
     tensor = tensor.resolve_conj().resolve_neg()  # Torch does not send these bits.
     is_plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_quantized
@@ -323,13 +325,11 @@ def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     return reduced
 
 
-def _tensor_from_bytes(data: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+def _tensor_from_bytes(data: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(data).view(dtype).view(shape)
 
 
-def _rebuild_tensor(
-    path: str, identity: tuple[int, int, int], flag_index: int, dtype: torch.dtype, *layout: Any
-) -> torch.Tensor:
+def _rebuild_tensor(path: str, identity: FileIdentity, flag_index: int, dtype: torch.dtype, *layout: Any) -> Tensor:
     """Return the tensor at a location in a worker, which reuses the buffer when no tensor uses it."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)

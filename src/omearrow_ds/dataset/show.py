@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from omearrow_ds.axes import AXES
 from omearrow_ds.dataset.split import checked_seed
-from omearrow_ds.errors import ArgumentError, BackendError, PathExistsError
+from omearrow_ds.errors import ArgumentError, BackendError
 from omearrow_ds.options import SampleSettings, check_integer, refuse_unknown
 from omearrow_ds.storage.collection_source import CollectionSource
 from omearrow_ds.storage.formats._columns import unknown_column
@@ -170,21 +170,18 @@ def show(
     """
     if importlib.util.find_spec("PIL") is None:
         raise BackendError("show: Pillow is not installed; run pip install 'omearrow-ds[show]'")
-    check_integer("sample", sample, 1, f"a number of images from 1 to {_MOST_IMAGES:,}", _MOST_IMAGES)
+    number = check_integer("sample", sample, 1, f"a number of images from 1 to {_MOST_IMAGES:,}", _MOST_IMAGES)
     random = np.random.RandomState(checked_seed(seed))  # Its stream is frozen, unlike that of a Generator.
     target = None if out is None else Path(out).absolute()
     if target is not None:
         if target.suffix.lower() != ".png":
             raise ArgumentError(option="out", value=out, allowed="a path that ends in .png")
-        if target.is_dir():
-            raise PathExistsError(f"{target}: the target is a folder; choose the path of a file")
-        check_target(target, overwrite=overwrite)
-    known = {*OpenOptions.__annotations__, *SampleSettings.__dataclass_fields__} - {"chosen"}
-    refuse_unknown(options, known, show)
-    channels = options.pop("channels", None)
-    opening = cast(OpenOptions, {name: value for name, value in options.items() if name in OpenOptions.__annotations__})
-    of_samples: dict[str, Any] = {"crop_size": crop_size, **options}
-    samples = {name: value for name, value in of_samples.items() if name not in opening and value is not None}
+        check_target(target, overwrite=overwrite, is_file=True)
+    refuse_unknown(options, {*OpenOptions.__annotations__, *SampleSettings.__dataclass_fields__} - {"chosen"}, show)
+    samples: dict[str, Any] = {"crop_size": crop_size, **options}
+    channels = samples.pop("channels", None)
+    opening: Any = {name: samples.pop(name) for name in OpenOptions.__annotations__ if name in samples}
+    samples = {name: value for name, value in samples.items() if value is not None}
     with ExitStack() as opened:
         previewed: Any = images
         if is_path(images) and samples:
@@ -203,7 +200,7 @@ def show(
                 raise ArgumentError("applies only to paths", option="format", value=format, remedy="leave it out")
             if not hasattr(images, "_preview"):
                 raise ArgumentError(option="images", value=images, allowed="a path, an open source or a dataset")
-        grid = _shown(previewed._preview(), int(sample), by, random, channels)
+        grid = _shown(previewed._preview(), number, by, random, channels)
     if target is not None:
         publish(target, lambda path: path.write_bytes(grid.png), overwrite=overwrite)
     return grid

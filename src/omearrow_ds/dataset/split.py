@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from omearrow_ds.dataset.targets import is_text
 from omearrow_ds.errors import ArgumentError, ColumnError
 from omearrow_ds.options import check_integer
-from omearrow_ds.storage.formats._columns import ColumnReader, unknown_column
+from omearrow_ds.storage.formats._columns import unknown_column
 from omearrow_ds.text import count
 
 Array = np.ndarray[Any, Any]
@@ -40,8 +40,7 @@ def split_positions(
 ) -> list[Array]:
     """Divide ``samples`` into parts, and return the sorted positions (int64) of each part.
 
-    ``groups`` and ``classes`` are (N,) int64 codes of each sample's group and class, from 0 without gaps, in the order
-    of the sorted keys.
+    ``groups`` and ``classes`` are (N,) int64 codes of groups and classes, from 0 without gaps, in order of sorted keys.
     """
     shares = _shares(fractions)
     random = np.random.RandomState(checked_seed(seed))  # Its stream is frozen, unlike that of a Generator.
@@ -67,8 +66,11 @@ def checked_seed(seed: int) -> int:
     return check_integer("seed", seed, 0, "a whole number from 0 to 2**32 - 1", 2**32 - 1)
 
 
-def codes_of(columns: ColumnReader | pa.Table, names: Any, option: str, path: str, rows: Array | None = None) -> Array:
-    """Return one int64 code per row, equal for rows with equal values in all columns, in the order of sorted values."""
+def codes_of(columns: Any, names: Any, option: str, path: str) -> Array:
+    """Return one int64 code per row, equal for rows with equal values in all columns, in the order of sorted values.
+
+    ``columns`` is a table, a dataset or a `ColumnReader`.
+    """
     chosen = [names] if isinstance(names, str) else list(names) if isinstance(names, Sequence) else []
     if not chosen or not all(isinstance(name, str) for name in chosen):
         raise ArgumentError(option=option, value=names, allowed="one or more names of columns")
@@ -76,8 +78,7 @@ def codes_of(columns: ColumnReader | pa.Table, names: Any, option: str, path: st
     for name in chosen:
         if name not in columns.column_names:
             raise unknown_column(name, columns.column_names, path, f" for {option}")
-        column = columns.column(name) if rows is None else columns.column(name).take(pa.array(rows))
-        coded.append(_codes(column, f"{path}: column {name!r}", option))
+        coded.append(_codes(columns.column(name), f"{path}: column {name!r}", option))
     return combine_codes(coded)
 
 
@@ -101,8 +102,7 @@ def _codes(column: pa.ChunkedArray, subject: str, option: str) -> Array:
         problem = f"has the type {plain.type}, invalid for {option}; choose a column of strings, numbers or times"
         raise ColumnError(f"{subject} {problem}")
     distinct = pc.unique(plain)
-    ordered = distinct.take(pc.sort_indices(distinct))
-    codes: Array = pc.index_in(plain, ordered).to_numpy().astype(np.int64)
+    codes: Array = pc.index_in(plain, distinct.take(pc.sort_indices(distinct))).to_numpy().astype(np.int64)
     return codes
 
 
@@ -120,32 +120,23 @@ def _shares(fractions: Any) -> list[Fraction]:
     return [share / total for share in shares]
 
 
-def _whole(shares: Sequence[Fraction]) -> tuple[list[int], int]:
-    """Return shares as integer numerators, and their common denominator."""
-    whole = math.lcm(*(share.denominator for share in shares))
-    return [int(share * whole) for share in shares], whole
-
-
 def _by_samples(samples: int, shares: Sequence[Fraction], classes: Array | None, random: Any) -> list[Array]:
-    numbers, whole = _whole(shares)
     order = random.permutation(samples)
     if classes is not None:
         order = order[np.argsort(classes[order], kind="stable")]
-    owed = [0] * len(shares)  # Deficit over the classes so far, in units of 1 / whole.
-    chunks: list[list[Array]] = [[] for _ in shares]
-    start = 0
+    owed = [Fraction()] * len(shares)  # Deficit over the classes so far.
+    sizes = list[int]()  # Sizes of consecutive pieces of the order, which belong to each part in turn.
     for length in [samples] if classes is None else np.bincount(classes).tolist():
-        sizes = [number * length // whole for number in numbers]
-        remainders = [number * length % whole for number in numbers]
+        wholes, remainders = zip(*(divmod(share * length, 1) for share in shares), strict=True)
         owed = [owes + remainder for owes, remainder in zip(owed, remainders, strict=True)]
         open_to = [part for part, remainder in enumerate(remainders) if remainder]
-        for part in sorted(open_to, key=owed.__getitem__, reverse=True)[: length - sum(sizes)]:
-            sizes[part] += 1
-            owed[part] -= whole
-        for part, size in enumerate(sizes):
-            chunks[part].append(order[start : start + size])
-            start += size
-    return [np.sort(np.concatenate([*chunk, np.zeros(0, np.int64)])).astype(np.int64) for chunk in chunks]
+        more = sorted(open_to, key=owed.__getitem__, reverse=True)[: length - sum(wholes)]
+        for part, whole in enumerate(wholes):
+            owed[part] -= part in more
+            sizes.append(whole + (part in more))
+    parts = np.tile(np.arange(len(shares)), len(sizes) // len(shares))
+    part_of = np.repeat(parts, np.array(sizes, np.int64))
+    return [np.sort(order[part_of == part]).astype(np.int64) for part in range(len(shares))]
 
 
 def _by_groups(groups: Array, count: int, shares: Sequence[Fraction], classes: Array | None, random: Any) -> Array:
@@ -156,9 +147,9 @@ def _by_groups(groups: Array, count: int, shares: Sequence[Fraction], classes: A
     """
     sizes = np.bincount(groups, minlength=count)
     if classes is None:
-        numbers, whole = _whole(shares)
+        whole = math.lcm(*(share.denominator for share in shares))
         contents = [[(0, size * whole)] for size in sizes.tolist()]  # Classes and their numbers of samples per group.
-        lacking: list[list[Any]] = [[number * len(groups)] for number in numbers]  # Exact, in units of 1 / whole.
+        lacking: list[list[Any]] = [[int(share * whole) * len(groups)] for share in shares]  # In units of 1 / whole.
     else:
         totals = np.bincount(classes).tolist()
         pairs, counts = np.unique(groups * len(totals) + classes, return_counts=True)

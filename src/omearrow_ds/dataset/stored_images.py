@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -22,7 +22,7 @@ from omearrow_ds.kernels.compiled import worth
 from omearrow_ds.kernels.stacks import PageRequests, Stacks
 from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.extents import Region
-from omearrow_ds.storage.formats._base import Array, Block, Done, Images
+from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.verified import verified_where_stored
 
 Instance = TypeVar("Instance")
@@ -48,43 +48,31 @@ class ImageCache:
     """Thread-safe LRU cache of decoded images by index, without images larger than the limit."""
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._images: OrderedDict[int, Array] = OrderedDict()
-        self._held_bytes = self._hits = self._misses = 0
-        self._lock = threading.Lock()
-
-    @property
-    def info(self) -> CacheInfo:
-        with self._lock:
-            return CacheInfo(self._hits, self._misses, len(self._images), self._held_bytes, self._max_bytes)
+        self.info = CacheInfo(0, 0, 0, 0, max_bytes)
+        self._images, self._lock = OrderedDict[int, Array](), threading.Lock()
 
     def get(self, indices: Sequence[int], fetch: Callable[[list[int]], Sequence[Array]]) -> list[Array]:
-        """Return the images of distinct ``indices``; images that are not cached are fetched in one call.
-
-        Callers must not change the images, as the cache continues to use them.
-        """
+        """Return the images of distinct ``indices``, which callers must not change; fetch absent ones in one call."""
         with self._lock:
             images = {index: self._images.pop(index) for index in indices if index in self._images}
             self._images.update(images)  # Now the last ones.
         missing = [index for index in indices if index not in images]
         fetched = dict(zip(missing, fetch(missing), strict=True)) if missing else {}
         with self._lock:
-            self._hits += len(images)
-            self._misses += len(missing)
+            hits, misses, _, held_bytes, max_bytes = self.info
             for index, image in fetched.items():
-                if index not in self._images and image.nbytes <= self._max_bytes:
+                if index not in self._images and image.nbytes <= max_bytes:
                     # A view would keep its whole base array alive.
                     self._images[index] = image if image.flags.owndata else image.copy()
-                    self._held_bytes += image.nbytes
-                while self._held_bytes > self._max_bytes:
-                    self._held_bytes -= self._images.popitem(last=False)[1].nbytes
+                    held_bytes += image.nbytes
+                while held_bytes > max_bytes:
+                    held_bytes -= self._images.popitem(last=False)[1].nbytes
+            self.info = CacheInfo(hits + len(images), misses + len(missing), len(self._images), held_bytes, max_bytes)
         images |= fetched
         return [images[index] for index in indices]
 
 
 class PreloadOptions(NamedTuple):
-    """Settings for caching, preloading and verifying decoded pixels."""
-
     # cache_bytes, cache_dir, progress, verify: see `omearrow_ds.OMEArrowDataset`.
     cache_bytes: int = 0
     cache_dir: Path | None = None
@@ -186,21 +174,15 @@ class StoredImages:
         self.cache = self._decoded()
         worth(self.cache.block.size_bytes)  # Starts an epoch of many images with compiled loops.
 
-    def _sent(self, device: torch.device, shape: tuple[int, ...]) -> torch.Tensor:
-        source, dtype = self.verified_source, self.dtypes[0]
+    def _sent(self, device: torch.device) -> torch.Tensor:
+        """Return all images of one shape and dtype as a tensor on a device."""
+        source, shape = self.verified_source, (len(self.shapes), *self.shapes[0].tolist())
         if self.options.cache_dir is not None:
             stack = self._decoded().stack()
             assert stack is not None
-            return sent([(0, stack)], shape, dtype, device)
-
-        def blocks(done: Done | None) -> Iterator[Block]:
-            for start, images in source.stream():
-                yield start, images
-                if done is not None:
-                    done(start, start + len(images))
-
+            return sent([(0, stack)], shape, self.dtypes[0], device, None)
         with preload_progress(source, self.options.progress) as done:
-            return sent(blocks(done), shape, dtype, device)
+            return sent(source.stream(), shape, self.dtypes[0], device, done)
 
     def copy(self, **changes: Any) -> Self:
         """Return a copy with changed attributes, without computed ones and pixels on a device."""
@@ -226,10 +208,7 @@ class StoredImages:
         return self.on_demand().copy(shapes=shapes, dtypes=dtypes, image_ids=image_ids, cache=cache)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the pickled source and the handle of the shared block, without pixels or connections.
-
-        Raises `ArgumentError` if the pixels are on a device: another process would copy them there.
-        """
+        """Return the state with a pickled source and block; refuse pixels on a device, which would be copied."""
         if self.on_device is not None:
             problem = f"the pixels are on {self.on_device.device}, and each worker process would copy them"
             remedy = "leave out num_workers, or create the dataset in the process that uses it"

@@ -34,13 +34,7 @@ class Targets:
     """
 
     def __init__(
-        self,
-        source: ColumnReader,
-        target: Target,
-        classes: ChosenClasses | None = None,
-        *,
-        encode_targets: bool = True,
-        nulls: bool = False,
+        self, source: ColumnReader, target: Target, classes: ChosenClasses | None, *, encode_targets: bool, nulls: bool
     ) -> None:
         self.text = reprlib.repr(target)
         allowed = "a column name, a list of distinct column names, or a callable that takes a row"
@@ -61,8 +55,7 @@ class Targets:
         """Strings in the order of their codes, or a mapping from columns to them; None if no target has codes."""
         if self._only is not None:
             return self._only.classes
-        coded = {name: column.classes for name, column in self._of.items() if column.classes is not None}
-        return coded or None
+        return {name: column.classes for name, column in self._of.items() if column.classes is not None} or None
 
     def __getitem__(self, index: int) -> Any:
         """Return the target of image ``index`` as a copy that the caller may change."""
@@ -199,10 +192,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def _as_arrays(values: list[Any], column: pa.ChunkedArray) -> list[Any]:
-    """Return lists as arrays, numbers with one dtype: NumPy would infer others for empty lists or large numbers.
-
-    Lists with inner lists of different lengths remain lists.
-    """
+    """Return lists as arrays, numbers with one dtype (NumPy may infer others); uneven inner lists remain lists."""
     nulls = 0
     while pa.types.is_list(column.type):
         column = pc.list_flatten(column)

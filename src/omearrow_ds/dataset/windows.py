@@ -1,7 +1,7 @@
 """Windows of pixels in device memory, gathered, cropped, padded and scaled into a batch.
 
 `crop_with_torch` is the reference implementation with torch operations for any device.
-`omearrow_ds.dataset.windows_kernel` uses one kernel, and `omearrow_ds.dataset.cuda.DeviceCropper` chooses one of them.
+`omearrow_ds.dataset.windows_kernel` uses one kernel, and `omearrow_ds.dataset.cuda.device_cropper` chooses one of them.
 Results are bit-identical to NumPy on the CPU: both divide in float32 with IEEE 754 rounding. So a divisor is always a
 tensor on the device: for a Python number, torch multiplies by the reciprocal on CUDA, which rounds differently.
 """
@@ -11,20 +11,22 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from omearrow_ds.axes import AXES, Cut, SampleAxes
 from omearrow_ds.dataset.crop_boxes import CropWindows, shown_indices
 from omearrow_ds.kernels.scaling import Array, Divisor, Scaling
+from omearrow_ds.storage.extents import Shape
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32}  # Torch cannot gather these unsigned dtypes.
 _LARGEST_ALIGNMENT = 16
 
 
-def to_device(array: Array, device: torch.device) -> torch.Tensor:
+def to_device(array: Array, device: torch.device) -> Tensor:
     """Return an array as a tensor on a device, in the C order that the kernel requires."""
     return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
 
@@ -37,19 +39,16 @@ class SampleLayout(NamedTuple):
     # (H,) and (W,) int64: offset of each row that a sample may show in its plane, and of each column in its row.
     rows: Array
     columns: Array
-    shape: tuple[int, ...]  # Shape of a sample, in the order of its axes.
-    lengths: tuple[int, ...]  # Lengths and strides of a sample along (T, C, Z, Y, X).
+    shape: Shape  # Shape of a sample, in the order of its axes.
+    lengths: Shape  # Lengths and strides of a sample along (T, C, Z, Y, X).
     steps: tuple[int, ...]
     pad: str = "constant"
 
     @classmethod
-    def of(
-        cls, stored: Sequence[int], steps: Sequence[int], cut: Cut, axes: str, crops: CropWindows | None = None
-    ) -> SampleLayout:
+    def of(cls, stored: Shape, steps: Sequence[int], cut: Cut, axes: str, crops: CropWindows | None = None) -> Self:
         """Return the layout of samples with ``axes`` of fields of shape ``stored`` and strides ``steps`` in pixels.
 
-        ``cut`` is the region of a field that a sample may show, with all axes, and ``crops`` the windows of this region
-        that samples show, all of one size.
+        ``cut`` is the region of a field that a sample may show, with all axes, and ``crops`` are windows of one size.
         """
         window, pad = (None, "constant") if crops is None else (crops.box_size, crops.pad)
         indices = zip(shown_indices(cut, stored), steps, strict=True)
@@ -63,7 +62,7 @@ class SampleLayout(NamedTuple):
         return cls(math.prod(stored), table, rows, columns, shape, lengths, sample_steps, pad)
 
     @classmethod
-    def of_samples(cls, shape: Sequence[int], axes: str) -> SampleLayout:
+    def of_samples(cls, shape: Shape, axes: str) -> Self:
         lengths = tuple(shape[axes.index(axis)] if axis in axes else 1 for axis in AXES)
         return cls.of(lengths, _contiguous_steps(shape, axes), SampleAxes(AXES).cut(lengths, "samples"), axes)
 
@@ -77,26 +76,18 @@ class DeviceScaling(NamedTuple):
     """Arrays for (pixel / illumination - offset) / divisor in float32; without ``factors``, pixels are not scaled."""
 
     dtype: torch.dtype  # Samples have this dtype.
-    factors: torch.Tensor | None = None  # (G, P, 2) float32: offset and divisor per group of fields and plane.
-    illumination: torch.Tensor | None = None  # (G, P, H, W) float32
+    factors: Tensor | None = None  # (G, P, 2) float32: offset and divisor per group of fields and plane.
+    illumination: Tensor | None = None  # (G, P, H, W) float32
     clip: bool = False  # Whether values are clipped to [0, 1].
-    groups: torch.Tensor | None = None  # (N,) int64, the group of each field; None for one group.
+    groups: Tensor | None = None  # (N,) int64, the group of each field; None for one group.
 
     @classmethod
     def of(
-        cls,
-        divisors: Sequence[Divisor],
-        groups: Array | None,
-        field: tuple[int, ...],
-        dtype: torch.dtype,
-        device: torch.device,
+        cls, divisors: Sequence[Divisor], groups: Array | None, field: Shape, dtype: torch.dtype, device: torch.device
     ) -> DeviceScaling:
         if divisors[0] is None:
             return cls(dtype)
-        scalings = [
-            divisor if isinstance(divisor, Scaling) else Scaling(None, None, divisor, clip=False)
-            for divisor in divisors
-        ]
+        scalings = [item if isinstance(item, Scaling) else Scaling(None, None, item, clip=False) for item in divisors]
         factors, functions, clips = zip(*(scaling.by_plane(field) for scaling in scalings), strict=True)
         illumination = None if functions[0] is None else to_device(np.stack(functions), device)
         group_of = None if groups is None else to_device(groups.astype(np.int64), device)
@@ -104,12 +95,12 @@ class DeviceScaling(NamedTuple):
 
 
 def crop_with_torch(
-    source: torch.Tensor,
-    out: torch.Tensor,
+    source: Tensor,
+    out: Tensor,
     layout: SampleLayout,
     scales: DeviceScaling,
-    positions: torch.Tensor | None = None,
-    boxes: torch.Tensor | None = None,
+    positions: Tensor | None = None,
+    boxes: Tensor | None = None,
 ) -> None:
     """Write windows to ``out``, (n, *shape) of the layout, with torch operations; ``source`` is flat.
 
@@ -147,9 +138,7 @@ def crop_with_torch(
     out.as_strided(lengths, (math.prod(layout.shape), *layout.steps)).copy_(pixels.view(lengths))
 
 
-def _scaled(
-    pixels: torch.Tensor, scales: DeviceScaling, fields: torch.Tensor, row: torch.Tensor, column: torch.Tensor
-) -> torch.Tensor:
+def _scaled(pixels: Tensor, scales: DeviceScaling, fields: Tensor, row: Tensor, column: Tensor) -> Tensor:
     value = pixels.to(torch.float32)
     if scales.factors is None:
         return value
@@ -168,7 +157,7 @@ def _scaled(
 class KernelLayout(NamedTuple):
     """Layout for the kernel, with a constant stride of rows and of columns."""
 
-    planes: torch.Tensor
+    planes: Tensor
     steps: list[int]  # Strides of rows and of columns.
     alignments: list[int]  # Common divisors of the offsets in fields and in samples.
     is_whole: bool  # Whether windows are whole contiguous planes.
@@ -183,13 +172,9 @@ def kernel_layout(layout: SampleLayout, device: torch.device) -> KernelLayout | 
         return None
     planes = layout.planes + np.array([layout.rows[0] + layout.columns[0], 0])
     height, width = map(len, sides)
-    are_flat = (
-        (height == 1 or row_step == width) and (width == 1 or column_step == 1)
-        for row_step, column_step in (steps, layout.steps[3:])
-    )
     alignments = [
         math.gcd(_LARGEST_ALIGNMENT, step, *planes[:, side].tolist())
         for side, step in enumerate((layout.field_step, size))
     ]
-    is_whole = all(are_flat) and layout.lengths[3:] == (height, width)
+    is_whole = steps == [width, 1] == [*layout.steps[3:]] and layout.lengths[3:] == (height, width)
     return KernelLayout(to_device(planes, device), steps, alignments, is_whole)

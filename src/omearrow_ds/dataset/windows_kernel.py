@@ -7,7 +7,9 @@ import contextlib
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.errors import TritonError
+from triton.language import constexpr, tensor
 
 from omearrow_ds.dataset.windows import DeviceScaling, KernelLayout, SampleLayout, crop_with_torch, kernel_layout
 from omearrow_ds.kernels.crops import PADS
@@ -16,7 +18,7 @@ _BLOCK = 1024  # Pixels per program: 8 per thread, which are 16 bytes of uint16.
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _padded(indices: tl.tensor, size: tl.constexpr, pad: tl.constexpr) -> tl.tensor:
+def _padded(indices: tensor, size: constexpr, pad: constexpr) -> tensor:
     """Return the rows or columns that are shown; with constant padding, some may be out of range."""
     if pad == 1:
         indices = tl.minimum(tl.maximum(indices, 0), size - 1)
@@ -32,44 +34,39 @@ def _padded(indices: tl.tensor, size: tl.constexpr, pad: tl.constexpr) -> tl.ten
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _windows(
-    source: tl.tensor,
-    out: tl.tensor,
-    positions: tl.tensor,
-    boxes: tl.tensor,
-    planes: tl.tensor,
-    groups: tl.tensor,
-    factors: tl.tensor,
-    illumination: tl.tensor,
-    field_step: tl.tensor,
-    out_step: tl.tensor,
-    num_planes: tl.constexpr,
-    height: tl.constexpr,
-    width: tl.constexpr,
-    window_height: tl.constexpr,
-    window_width: tl.constexpr,
-    row_step: tl.constexpr,
-    column_step: tl.constexpr,
-    out_row_step: tl.constexpr,
-    out_column_step: tl.constexpr,
-    source_alignment: tl.constexpr,
-    out_alignment: tl.constexpr,
-    pad: tl.constexpr,
-    has_positions: tl.constexpr,
-    has_boxes: tl.constexpr,
-    has_groups: tl.constexpr,
-    scaling: tl.constexpr,
-    has_illumination: tl.constexpr,
-    clip: tl.constexpr,
-    is_whole: tl.constexpr,
-    block: tl.constexpr,
+    source: tensor,
+    out: tensor,
+    positions: tensor,
+    boxes: tensor,
+    planes: tensor,
+    groups: tensor,
+    factors: tensor,
+    illumination: tensor,
+    field_step: tensor,
+    out_step: tensor,
+    num_planes: constexpr,
+    height: constexpr,
+    width: constexpr,
+    window_height: constexpr,
+    window_width: constexpr,
+    row_step: constexpr,
+    column_step: constexpr,
+    out_row_step: constexpr,
+    out_column_step: constexpr,
+    source_alignment: constexpr,
+    out_alignment: constexpr,
+    pad: constexpr,
+    clip: constexpr,
+    is_whole: constexpr,
+    block: constexpr,
 ) -> None:
-    """Write a part of one plane of one window; ``scaling`` is 0 for none, 1 for float32, 2 for factors."""
+    """Write a part of one plane of one window; without factors, pixels are only cast to the dtype of ``out``."""
     window = (tl.program_id(0) // num_planes).to(tl.int64)
     plane = tl.program_id(0) % num_planes
     field = window
-    if has_positions:
+    if positions is not None:
         field = tl.load(positions + window)
-    if has_boxes:
+    if boxes is not None:
         box = boxes + 3 * field
         field = tl.load(box)
         top = tl.load(box + 1).to(tl.int32)
@@ -84,21 +81,20 @@ def _windows(
     out_offset = pixel
     if not is_whole:
         out_offset = y * out_row_step + x * out_column_step
-    if has_boxes:
+    if boxes is not None:
         y = _padded(y + top, height, pad)
         x = _padded(x + left, width, pad)
         is_in_field = is_in_window & (y >= 0) & (y < height) & (x >= 0) & (x < width)
     source_offset = pixel
-    if has_boxes or not is_whole:
+    if boxes is not None or not is_whole:
         source_offset = y * row_step + x * column_step
     value = tl.load(source + source_first + source_offset, mask=is_in_field, other=0)
-    if scaling != 0:
+    if factors is not None:
         value = value.to(tl.float32)
-    if scaling == 2:
         group_plane = plane.to(tl.int64)
-        if has_groups:
+        if groups is not None:
             group_plane += tl.load(groups + field) * num_planes
-        if has_illumination:
+        if illumination is not None:
             function = illumination + group_plane * (height * width) + y * width + x
             value = tl.div_rn(value, tl.load(function, mask=is_in_field, other=1))
         offset = tl.load(factors + 2 * group_plane)
@@ -107,36 +103,31 @@ def _windows(
         if clip:
             value = tl.where(value <= 0, 0.0, value)
             value = tl.where(value > 1, 1.0, value)
-        if has_boxes:
+        if boxes is not None:
             value = tl.where(is_in_field, value, 0.0)
     tl.store(out + out_first + out_offset, value, mask=is_in_window)
 
 
 def launch(
-    source: torch.Tensor,
-    out: torch.Tensor,
+    source: Tensor,
+    out: Tensor,
     layout: SampleLayout,
     scales: DeviceScaling,
-    positions: torch.Tensor | None,
-    boxes: torch.Tensor | None,
+    positions: Tensor | None,
+    boxes: Tensor | None,
     plan: KernelLayout,
 ) -> None:
     """Write windows to ``out``, like `crop_with_torch`, in the current stream of the device of ``source``."""
     height, width = layout.lengths[3:]
-    scaling = 2 if scales.factors is not None else int(scales.dtype != source.dtype)
     tensors = (source, out, positions, boxes, plan.planes, scales.groups, scales.factors, scales.illumination)
-    has_positions, has_boxes, has_groups, has_illumination = (
-        tensor is not None for tensor in (positions, boxes, scales.groups, scales.illumination)
-    )
     sizes = (layout.field_step, out.stride(0), len(layout.planes), len(layout.rows), len(layout.columns), height, width)
     steps = (*plan.steps, *layout.steps[3:], *plan.alignments)
-    flags = (has_positions, has_boxes, has_groups, scaling, has_illumination, scales.clip, plan.is_whole)
-    grid = (len(out) * len(layout.planes), triton.cdiv(height * width, _BLOCK))
+    pad, grid = PADS.index(layout.pad), (len(out) * len(layout.planes), triton.cdiv(height * width, _BLOCK))
     is_elsewhere = source.device.type == "cuda" and torch.cuda.current_device() != source.device.index
     with torch.cuda.device(source.device) if is_elsewhere else contextlib.nullcontext():
         kernel = _windows[grid]
         # Without fusion, each step is rounded, as on the CPU.
-        kernel(*tensors, *sizes, *steps, PADS.index(layout.pad), *flags, _BLOCK, enable_fp_fusion=False)
+        kernel(*tensors, *sizes, *steps, pad, scales.clip, plan.is_whole, _BLOCK, enable_fp_fusion=False)
 
 
 def works(device: torch.device) -> bool:

@@ -7,9 +7,10 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Unpack, cast
+from typing import Any, Literal, NamedTuple, Unpack
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +19,10 @@ import pyarrow.parquet as pq
 from omearrow_ds.axes import AXES, SampleAxes
 from omearrow_ds.codec.encode import Image
 from omearrow_ds.dataset.collection import Collection
-from omearrow_ds.dataset.crop_boxes import Boxes, CropOptions, make_crops
+from omearrow_ds.dataset.crop_boxes import Boxes, make_crops
 from omearrow_ds.dataset.stored_images import PreloadOptions
 from omearrow_ds.errors import ArgumentError, PathExistsError
-from omearrow_ds.options import WriteSettings, refuse_unknown
+from omearrow_ds.options import SampleSettings, WriteSettings, refuse_unknown
 from omearrow_ds.resources import split_by_bytes
 from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.hashes import checksum_of
@@ -125,8 +126,8 @@ def write_crops(
     if objects is None:
         allowed = "the path of a table of objects, or a table in memory"
         raise ArgumentError(option="objects", value=None, allowed=allowed)
-    placing, is_verified = {"center": center, "box": box, "pad": pad}, opening.get("verify") is not False
-    cutting = _Cutting(crop_size, placing, of_objects, is_verified, checksum)
+    samples = SampleSettings(crop_size=crop_size, center=center, box=box, pad=pad, normalize=False)
+    cutting = _Cutting(samples, of_objects, opening.get("verify") is not False, checksum)
     if not is_path(fields):
         opening.pop("nulls", None)  # It applies to the objects, as column_types does.
         opening.pop("column_types", None)
@@ -146,9 +147,8 @@ def write_crops(
 
 def _columns(collection: Collection, boxes: Boxes, order: Array) -> pa.Table:
     columns = collection.column_source.columns.take(pa.array(order))
-    names = columns.column_names
-    if IMAGE_ID in names and _OF_FIELD not in names:
-        columns = columns.rename_columns([_OF_FIELD if name == IMAGE_ID else name for name in names])
+    if IMAGE_ID in columns.column_names and _OF_FIELD not in columns.column_names:
+        columns = columns.rename_columns({IMAGE_ID: _OF_FIELD})
     corners = (*boxes[1:3], *(boxes[1:3] + boxes[3:]))
     ids = pa.array([collection.image_ids[field] for field in boxes[0].tolist()], pa.string())
     for name, values in zip((_OF_FIELD, *_BOX), (ids, *map(pa.array, corners)), strict=True):
@@ -158,10 +158,7 @@ def _columns(collection: Collection, boxes: Boxes, order: Array) -> pa.Table:
 
 
 class _Cutting(NamedTuple):
-    """Options of `write_crops` for objects and crops."""
-
-    crop_size: tuple[int, int] | None
-    placing: Mapping[str, Any]
+    samples: SampleSettings  # Without objects.
     of_objects: ObjectSettings
     verified: bool
     checksum: bool
@@ -173,8 +170,7 @@ class _Crops:
     def __init__(self, source: Images, objects: Any, cutting: _Cutting) -> None:
         self._whole, self._objects, self._cutting = source, objects, cutting
         verified = verified_where_stored(source) if cutting.verified else source
-        options = cast(CropOptions, {"objects": objects, **cutting.placing})
-        chosen, self.crops = make_crops(verified, cutting.crop_size, options, cutting.of_objects, is_float32=False)
+        chosen, self.crops = make_crops(verified, replace(cutting.samples, objects=objects), cutting.of_objects)
         self._collection = Collection(chosen, SampleAxes(AXES), PreloadOptions(), normalize=False, crops=self.crops)
         self.source = source if len(chosen) == len(source) else chosen
         # Samples are grouped by field, with fields in the order of their first sample.
@@ -188,10 +184,9 @@ class _Crops:
         self.shapes: Array = np.column_stack([chosen.shapes[fields, :3], *boxes[3:]]).astype(np.int64)
         self.dtypes: Sequence[np.dtype[Any]] = [chosen.dtypes[field] for field in fields]
         self.checksums: pa.ChunkedArray | None = None
-        self.options: Mapping[str, Any] = {"pad": cutting.placing.get("pad")}
+        self.options: Mapping[str, Any] = {"pad": cutting.samples.pad}
 
     def images(self, numbers: Array) -> Iterator[Image]:
-        """Yield crops of sorted indices, with their ids and the metadata of their fields."""
         collection = self._collection
         for positions in _plan_crop_reads(collection, self.crops.take(self.order[numbers]), self.order[numbers]):
             fields = collection.fields_of(positions).tolist()
@@ -202,7 +197,6 @@ class _Crops:
                 yield Image(crop, collection.sample_ids[position], metadata[field], checksum)
 
     def opening(self, store: PartsStore) -> Callable[[], Material]:
-        """Return a function that opens the crops in another process; objects in memory are written to ``store``."""
         if isinstance(self._objects, str | os.PathLike):
             objects: Callable[[], Any] = Path(self._objects).absolute
         else:
@@ -223,10 +217,7 @@ def _opened_again(opening: Callable[[], Images], objects: Callable[[], Any], cut
 
 
 def _plan_crop_reads(collection: Collection, boxes: Boxes, order: Array) -> Iterator[Array]:
-    """Yield parts of an order, each with all whole fields that fit into memory with their crops.
-
-    A field is decoded again only if its crops exceed this memory.
-    """
+    """Yield parts of an order whose fields fit into memory with their crops; a larger field is decoded repeatedly."""
     fields, field_bytes = boxes[0], collection.image_bytes
     pixel_bytes = field_bytes // collection.shapes[:, 3:].prod(axis=1)  # Bytes per pixel, over all planes.
     begun = np.concatenate([[0], np.cumsum(boxes[3] * boxes[4] * pixel_bytes[fields])])

@@ -17,14 +17,7 @@ from omearrow_ds.dataset.batch import batched
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.dataset.stored_images import copy_with
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.loader.device_transfer import (
-    IN_ORDER,
-    RawTransfer,
-    mover_to,
-    pixel_device,
-    unwrap,
-    with_device_indices,
-)
+from omearrow_ds.loader.device_transfer import IN_ORDER, RawTransfer, add_device_indices, mover_to, pixel_device, unwrap
 from omearrow_ds.loader.epoch import EpochBatchSampler, EpochIterator
 from omearrow_ds.loader.position import EpochProgress, LoaderPosition, rank_and_world_size
 from omearrow_ds.loader.samplers import PartsSampler, Ranks
@@ -141,7 +134,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
             sampler = own
         elif self.batch_size is not None and (isinstance(sampler, SharedBatches) or own is not self.sampler):
             sampler = BatchSampler(own, self.batch_size, self.drop_last)
-        sampler = with_device_indices(sampler, self.dataset)
+        sampler = add_device_indices(sampler, self.dataset)
         return EpochBatchSampler(
             sampler,
             self._position,
@@ -184,7 +177,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
         if self.num_workers:
             refuse_in_daemon(self.num_workers)
         if isinstance(self.dataset, IterableDataset):
-            return EpochIterator(super().__iter__(), EpochProgress(), mover_to(self.device))
+            return EpochIterator(super().__iter__(), EpochProgress(), mover_to(self.device), None)
         with self._begin_lock:  # One thread at a time: two would share progress and persistent workers.
             _, world_size = rank_and_world_size()
             if world_size != self._world_size and self._parts is None:
@@ -254,6 +247,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
 
     def _discard(self, saved: EpochProgress, epoch: int) -> None:
         _warn_of_discarded(saved, epoch)
+        self._position.saved = None
         self._index_sampler.pass_over(saved)
 
     def set_epoch(self, epoch: int) -> None:
@@ -326,9 +320,8 @@ class OMEArrowDataLoader(DataLoader[Any]):
     @property
     def _generators(self) -> list[torch.Generator]:
         """Generators that the order may be drawn from, in addition to torch's global one."""
-        candidates = [getattr(owner, "generator", None) for owner in (self, *self._position.samplers)]
-        generators = {id(candidate): candidate for candidate in candidates if isinstance(candidate, torch.Generator)}
-        return list(generators.values())
+        generators = [getattr(owner, "generator", None) for owner in (self, *self._position.samplers)]
+        return [*dict.fromkeys(item for item in generators if isinstance(item, torch.Generator))]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_epoch": None, "_iterator": None, "_begin_lock": None, "_raw_transfer": None}

@@ -23,11 +23,14 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _HERE, _RENAME_EXCHANGE = -100, 2  # AT_FDCWD and a flag of Linux's renameat2
 
 
-def check_target(path: Path, *, overwrite: bool) -> None:
+def check_target(path: Path, *, overwrite: bool, is_file: bool = False) -> None:
     """Raise an error if ``path`` exists and must not be replaced, or if its parent folder does not exist.
 
-    With ``overwrite`` only a file, an empty folder or a collection of images is replaced, never another folder.
+    With ``overwrite`` only a file, an empty folder or a collection of images is replaced, never another folder; with
+    ``is_file`` only a file.
     """
+    if is_file and path.is_dir():
+        raise PathExistsError(f"{path}: the target is a folder; choose the path of a file")
     if os.path.lexists(path) and not overwrite:
         raise PathExistsError(f"{path}: already exists; pass overwrite=True to replace it, or choose another path")
     kind = special_kind(path)

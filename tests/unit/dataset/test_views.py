@@ -32,6 +32,7 @@ from omearrow_ds import (
     write_images,
 )
 from omearrow_ds.dataset.batch import BatchedConcat, CollatedBatch, batched
+from omearrow_ds.dataset.samples import StoredSamples
 from tests.support.errors import raises
 from tests.support.strategies import image_of
 
@@ -211,7 +212,7 @@ def test_concatenated_datasets_make_batches_at_once(path, preload, workers, monk
     loader = OMEArrowDataLoader(whole, 8, sampler=order, num_workers=workers)
     with monkeypatch.context() as patched:
         if not workers:
-            patched.setattr(OMEArrowDataset, "__getitem__", lambda self, index: one.append(index) or get(self, index))
+            patched.setattr(StoredSamples, "__getitem__", lambda self, index: one.append(index) or get(self, index))
             patched.setattr(OMEArrowDataset, "__getitems__", getitems)
         batches = list(loader)
     assert equal(batches, expected)

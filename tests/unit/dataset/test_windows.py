@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from omearrow_ds.axes import AXES, SampleAxes
 from omearrow_ds.dataset.crop_boxes import CropWindows
-from omearrow_ds.dataset.cuda import DeviceCropper, triton_kernel_works
+from omearrow_ds.dataset.cuda import device_cropper, triton_kernel_works
 from omearrow_ds.dataset.windows import DeviceScaling, SampleLayout, crop_with_torch, kernel_layout
 from omearrow_ds.kernels.crops import PADS, crops
 from omearrow_ds.kernels.scaling import Scaling
@@ -142,7 +142,7 @@ def test_a_layout_counts_pixels():
 
 def test_no_windows_are_no_samples():
     layout = SampleLayout.of_samples((1, 4, 5), "CYX")
-    make = DeviceCropper(layout, DeviceScaling(torch.float32, torch.tensor([[[0.0, 2.0]]])), torch.device("cpu"))
+    make = device_cropper(layout, DeviceScaling(torch.float32, torch.tensor([[[0.0, 2.0]]])), torch.device("cpu"))
     assert make(torch.zeros(0), 0).shape == (0, 1, 4, 5)
     assert make(torch.arange(40, dtype=torch.uint8), 2).ravel().tolist() == [n / 2 for n in range(40)]
 
@@ -202,12 +202,9 @@ def test_the_compiled_kernel_makes_the_bits_of_the_cpu(case):
     checked(case, "cuda:0", write)
 
 
-SCALED = {"kept": 0, "floating": 1, "divided": 2}
-
-
 @pytest.mark.skipif(INTERPRETED, reason="it is interpreted here")
 @pytest.mark.parametrize("placed", [False, True])
-@pytest.mark.parametrize("how", SCALED)
+@pytest.mark.parametrize("how", ["kept", "floating", "divided"])
 def test_the_kernel_is_compiled_for_a_device_that_is_not_here(how, placed, tmp_path, monkeypatch):
     """To machine code of sm_90: a compiler may reject code that the interpreter accepts."""
     pytest.importorskip("triton", reason="Triton is not installed here")
@@ -221,9 +218,10 @@ def test_the_kernel_is_compiled_for_a_device_that_is_not_here(how, placed, tmp_p
     names, result_type = _windows.arg_names, "u16" if how == "kept" else "fp32"
     kinds = ["*u16", f"*{result_type}", "*i64", "*i64", "*i64", "*i64", "*fp32", "*fp32", "i32", "i32"]
     side = 64 if placed else 512  # Out of fields of 3 x 512 x 512.
-    values = [3, 512, 512, side, side, 512, 1, side, 1, 16, 16, 2, True, placed, placed, SCALED[how], placed, True]
-    fixed = dict(zip(names[10:], [*values, not placed, 1024], strict=True))
+    values = [3, 512, 512, side, side, 512, 1, side, 1, 16, 16, 2, True, not placed, 1024]
+    fixed = dict(zip(names[10:], values, strict=True))
     fixed |= {} if placed else dict.fromkeys(["boxes", "groups", "illumination"])
+    fixed |= {} if how == "divided" else {"factors": None}
     types = {name: "constexpr" if name in fixed else kind for name, kind in zip(names, kinds + names[10:], strict=True)}
     aligned = {(number,): [["tt.divisibility", 16]] for number in range(10) if names[number] not in fixed}
     source = ASTSource(_windows, types, {(names.index(name),): value for name, value in fixed.items()}, aligned)

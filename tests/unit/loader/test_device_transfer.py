@@ -15,7 +15,6 @@ from torch.utils.data import ConcatDataset, Subset
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, write_images
 from omearrow_ds.dataset import shared_memory
-from omearrow_ds.dataset.cuda import recorded
 from omearrow_ds.dataset.shared_memory import BatchBufferPool, batch_array
 from tests.support.devices import CUDA, DEVICES, examples, stand_in
 from tests.support.strategies import image_of
@@ -170,6 +169,17 @@ def test_a_loader_that_has_sent_pixels_is_pickled_and_resumed(device, stores):
     equal([parts_of(batch.cpu()) for batch in epoch], [parts_of(batch.cpu()) for batch in second])
 
 
+class Stream:
+    """Stream that returns an event as recorded."""
+
+    def __init__(self, event=None):
+        self.event = event
+
+    def record_event(self, before):
+        assert self.event is not None, "the tensor is not in a buffer of the pool"
+        return self.event
+
+
 class Event:
     """An event that the test completes."""
 
@@ -188,22 +198,20 @@ def test_a_pinned_buffer_waits_for_its_copy(monkeypatch):
     pool, event = BatchBufferPool.pinned(), Event()
     array = batch_array((100_000,), np.dtype(np.uint16), pool)
     address = array.ctypes.data
-    pool.record_copy(torch.from_numpy(array), lambda before: event)
+    pool.record_copy(torch.from_numpy(array), Stream(event))
     del array
     other = batch_array((100_000,), np.dtype(np.uint16), pool)
     assert other.ctypes.data != address
     event.done = True
     assert batch_array((100_000,), np.dtype(np.uint16), pool).ctypes.data == address
-    pool.record_copy(torch.zeros(3), lambda before: pytest.fail("it is none of the pool's"))
+    pool.record_copy(torch.zeros(3), Stream())
 
 
 def test_a_program_far_ahead_waits_for_its_copies(monkeypatch):
     monkeypatch.setattr(shared_memory, "_allocate_pinned", shared_memory._allocate_private)
     pool, events = BatchBufferPool.pinned(), [Event() for _ in range(20)]
     for event in events:
-        pool.record_copy(
-            torch.from_numpy(batch_array((50_000,), np.dtype(np.uint16), pool)), lambda before, now=event: now
-        )
+        pool.record_copy(torch.from_numpy(batch_array((50_000,), np.dtype(np.uint16), pool)), Stream(event))
         assert len(pool.buffers) <= shared_memory._MAX_PENDING_COPIES
     assert [event.done for event in events] == [number < 16 for number in range(20)]
 
@@ -239,8 +247,8 @@ def test_images_that_are_there_stay_where_they_are():
 @CUDA
 def test_events_are_used_again():
     device = torch.device("cuda")
-    event = recorded(device, None)
-    assert recorded(device, event) is event
+    event = torch.cuda.current_stream(device).record_event()
+    assert torch.cuda.current_stream(device).record_event(event) is event
 
 
 @CUDA
