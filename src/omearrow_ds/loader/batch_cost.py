@@ -51,8 +51,7 @@ def copy_for_trial(dataset: Any, *functions: Any) -> Any:
     try:
         pickler.dump((dataset, *functions))
         if pickler.generator is not None:
-            msg = f"each worker would copy a random generator ({pickler.generator})"
-            raise CopyError(msg)
+            raise CopyError(f"each worker would copy a random generator ({pickler.generator})")
         file.seek(0)
         unpickler = pickle.Unpickler(file)  # noqa: S301  # Pickled above.
         unpickler.persistent_load = pickler.shared.__getitem__  # type: ignore[method-assign]
@@ -110,10 +109,7 @@ def _shared(value: Any) -> bool:
 
 
 def measure_batch_cost(dataset: Any, batch_size: int, candidates: Any = None) -> BatchCost:
-    """Time a few random batches of ``candidates``, by default all indices; for slow batches, time single samples.
-
-    Global random states do not change.
-    """
+    """Time a few random batches of ``candidates`` (None: all), or samples if batches are slow; keep random states."""
     candidates = np.arange(len(dataset)) if candidates is None else candidates
     if len(candidates) == 0:
         return BatchCost(0.0, 0.0, 0)
@@ -139,13 +135,11 @@ def measure_batch_cost(dataset: Any, batch_size: int, candidates: Any = None) ->
 
 
 def _best(dataset: Any, order: list[int], size: int) -> tuple[float, int]:
-    start, trials = perf_counter(), []
+    start, trials = perf_counter(), list[tuple[float, int]]()
     repeats = getattr(dataset, "cache_info", None) is None  # Measures the cost with open files.
-    for trial in range(_TRIALS):
-        first = (trial % 2 if repeats else trial) * size
+    while len(trials) < _TRIALS and perf_counter() - start <= _TRIAL_S:
+        first = (len(trials) % 2 if repeats else len(trials)) * size
         trials.append(_fetch(dataset, order[first : first + size]))
-        if perf_counter() - start > _TRIAL_S:
-            break
     return min(trials)
 
 

@@ -8,7 +8,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from hashlib import blake2b
 from itertools import islice
@@ -21,13 +21,14 @@ import torch
 from torch.utils.data import get_worker_info
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
 
+from omearrow_ds.dataset.samples import list_samples
 from omearrow_ds.errors import OMEArrowDSError
-from omearrow_ds.loader.device_transfer import Fetch, NumberedBatch, unwrap
+from omearrow_ds.loader.device_transfer import Move, NumberedBatch, unwrap
 from omearrow_ds.loader.position import EpochProgress, LoaderPosition
 from omearrow_ds.loader.worker_processes import PickledCall
 
-_INDICES_SHOWN = 16
 _SEED_BYTES = 32
+Prepare = Callable[[Any], None]  # Called with an `EpochIterator`.
 _numpy: Any = np.random  # Its stubs lack some functions.
 
 
@@ -38,13 +39,7 @@ class EpochIterator:
     the first batch, and before the next one after `release`. It may call `start` or `use`.
     """
 
-    def __init__(
-        self,
-        batches: Any,
-        progress: EpochProgress,
-        move: Callable[[Fetch], NumberedBatch] | None,
-        prepare: Callable[[EpochIterator], None] | None = None,
-    ) -> None:
+    def __init__(self, batches: Any, progress: EpochProgress, move: Move | None, prepare: Prepare | None) -> None:
         self._move, self._prepare, self._in_use = move, prepare, threading.RLock()
         self.start(batches, progress)
         self._is_ready = prepare is None
@@ -60,10 +55,7 @@ class EpochIterator:
         self._unmarked = batches._next_data if is_plain else batches.__next__  # noqa: SLF001
 
     def release(self) -> bool:
-        """Release the workers for another epoch, unless a thread waits for a batch; return whether they were released.
-
-        If this epoch continues, it needs new workers.
-        """
+        """Release the workers for another epoch and return True, unless a thread waits for a batch."""
         if not self._in_use.acquire(blocking=False):
             return False
         progress = self.progress
@@ -140,9 +132,8 @@ class EpochIterator:
 
 def _not_the_end(indices: Any) -> RuntimeError:
     """Return the error that replaces a `StopIteration` of a batch, which would end the loop."""
-    samples = list(indices) if isinstance(indices, list | tuple) else [indices]
-    listed = ", ".join(map(str, samples[:_INDICES_SHOWN])) + (", ..." if len(samples) > _INDICES_SHOWN else "")
-    problem = f"samples {listed}: collate_fn or the dataset raised StopIteration, which would end the epoch early"
+    samples = list_samples(indices if isinstance(indices, list | tuple) else [indices])
+    problem = f"samples {samples}: collate_fn or the dataset raised StopIteration, which would end the epoch early"
     return RuntimeError(f"{problem}; add a default to its next() call")
 
 
@@ -267,8 +258,7 @@ def _request_pages(dataset: Any, indices: Sequence[int] | None) -> None:
 
 def epoch_seed(state: torch.Tensor, rank: int) -> bytes:
     """Return the seed of an epoch from the state of its order; ranks with equal states draw different numbers."""
-    salt = rank.to_bytes(8, "little")
-    return blake2b(state.numpy().tobytes(), digest_size=_SEED_BYTES, salt=salt).digest()
+    return blake2b(state.numpy().tobytes(), digest_size=_SEED_BYTES, salt=rank.to_bytes(8, "little")).digest()
 
 
 def batch_seed(epoch: bytes, number: int) -> bytes:
@@ -287,8 +277,7 @@ class BorrowedGenerators:
     Saving and restoring NumPy's state takes 130 µs. Instead, another generator temporarily replaces it, and the cached
     second value of a pair of normal numbers is saved.
 
-    Batches of several threads draw from the same generators: the first one saves their states, the last one restores
-    them.
+    Batches of several threads draw from the same generators: the first saves their states, the last restores them.
     """
 
     def __init__(self) -> None:
@@ -300,10 +289,8 @@ class BorrowedGenerators:
     def borrow(self, seed: bytes) -> None:
         with self._lock:
             if self._num_batches == 0:
-                with _without_bit_generator() as legacy:
-                    pair = legacy.get_state(legacy=False)
                 generator = _numpy.get_bit_generator()
-                self._saved = torch.default_generator.get_state(), random.getstate(), generator, pair
+                self._saved = torch.default_generator.get_state(), random.getstate(), generator, _cached_normal()
                 _numpy.set_bit_generator(self._own)
             self._num_batches += 1
             seed_global_rngs(seed)
@@ -318,8 +305,7 @@ class BorrowedGenerators:
             random.setstate(python_state)
             _numpy.set_bit_generator(generator)
             if pair["has_gauss"]:
-                with _without_bit_generator() as legacy:
-                    legacy.set_state(pair)
+                _cached_normal(pair)
 
 
 @functools.cache
@@ -329,13 +315,15 @@ def borrowed_generators(pid: int) -> BorrowedGenerators:
     return BorrowedGenerators()
 
 
-@contextmanager
-def _without_bit_generator() -> Iterator[Any]:
-    """Yield NumPy's global ``RandomState``, of which only the cached normal number can be read or set."""
+def _cached_normal(pair: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the cached normal number of NumPy's global ``RandomState``, after setting it to ``pair`` if not None."""
     legacy = _numpy.rand.__self__
     generator = legacy._bit_generator  # noqa: SLF001  # No public API.
     legacy._bit_generator = SimpleNamespace(state={"bit_generator": "", "state": None})  # noqa: SLF001
     try:
-        yield legacy
+        if pair is not None:
+            legacy.set_state(pair)
+        cached: dict[str, Any] = legacy.get_state(legacy=False)
+        return cached
     finally:
         legacy._bit_generator = generator  # noqa: SLF001

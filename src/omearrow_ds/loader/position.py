@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,8 +71,7 @@ class EpochProgress:
             raise ArgumentError(problem, option="state", value=state, remedy="pass a result of state_dict()")
         states = list(state["generators"])
         saved = {"filter": None, **state["loader"], "generators": len(states) - state["begun"]}
-        own = {"filter": None, **loader, "generators": len(generators)}
-        differences = describe_differences(saved, own)
+        differences = describe_differences(saved, {"filter": None, **loader, "generators": len(generators)})
         if differences:
             problem = f"was saved by a loader with other settings: {differences}"
             raise ArgumentError(problem, option="state", remedy="create the loader with the previous settings")
@@ -90,19 +90,6 @@ def describe_differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> st
 
 
 @dataclass(eq=False)
-class EpochChoice:
-    """Epoch that a framework chose for the next iteration, or None.
-
-    Samplers reference it, so it must not reference them: in a reference cycle, a dataset would remain in memory.
-    """
-
-    epoch: int | None = None
-
-    def choose(self, epoch: int) -> None:
-        self.epoch = epoch
-
-
-@dataclass(eq=False)
 class LoaderPosition:
     """Epoch of a loader, in a separate object, since torch's iterator must not reference the loader.
 
@@ -117,7 +104,9 @@ class LoaderPosition:
     progress: EpochProgress = field(default_factory=EpochProgress)
     rest: Any = None  # `RemainingBatches` of the last epoch whose order was drawn from generators of the loader.
     saved: EpochProgress | None = None  # Loaded, and not yet continued.
-    choice: EpochChoice = field(default_factory=EpochChoice)  # By ``sampler.set_epoch``.
+    # Epochs that a framework chose by ``sampler.set_epoch``; the last one counts. Samplers reference this list and not
+    # the position: in a reference cycle, a dataset would remain in memory.
+    choices: list[int] = field(default_factory=list)
     was_chosen: bool = False  # Whether an epoch was ever chosen.
 
     def __post_init__(self) -> None:
@@ -126,7 +115,7 @@ class LoaderPosition:
         for sampler in self.samplers:
             if not _has_set_epoch(sampler):
                 with suppress(AttributeError):  # Lists and other objects without attributes.
-                    sampler.set_epoch = self.choice.choose
+                    sampler.set_epoch = partial(list.append, self.choices)
 
     @property
     def _epoch_of_sampler(self) -> int | None:
@@ -134,7 +123,8 @@ class LoaderPosition:
         return epoch if isinstance(epoch, int) else None
 
     def pop_chosen(self) -> int | None:
-        chosen, self.choice.epoch = self.choice.epoch, None
+        chosen = self.choices[-1] if self.choices else None
+        self.choices.clear()
         if self.sampler_epoch != self._epoch_of_sampler:
             chosen = self.sampler_epoch = self._epoch_of_sampler
         self.was_chosen = self.was_chosen or chosen is not None
@@ -156,9 +146,8 @@ class LoaderPosition:
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration, which continues a loaded state if the state is from this epoch."""
-        if self.saved is not None and self.saved.epoch != epoch:
-            self.saved = None
-        self.progress, self.choice.epoch, self.was_chosen = EpochProgress(epoch), None, True
+        self.progress, self.was_chosen = EpochProgress(epoch), True
+        self.choices.clear()
         self.set_samplers(epoch, always=True)
 
     def set_samplers(self, epoch: int, *, always: bool) -> None:
@@ -182,7 +171,7 @@ class LoaderPosition:
 def _has_set_epoch(sampler: Any) -> bool:
     """Whether a sampler has its own ``set_epoch``, not one added by this package."""
     set_epoch = getattr(sampler, "set_epoch", None)
-    return set_epoch is not None and not isinstance(getattr(set_epoch, "__self__", None), EpochChoice)
+    return set_epoch is not None and getattr(set_epoch, "func", None) is not list.append
 
 
 def rank_and_world_size() -> tuple[int, int]:

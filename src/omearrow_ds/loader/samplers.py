@@ -30,11 +30,10 @@ from torch.utils.data import DistributedSampler, Sampler
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.dataset.stored_images import copy_with
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.loader.position import EpochProgress, describe_differences
-from omearrow_ds.storage.formats._base import PartFetches
+from omearrow_ds.loader.position import EpochProgress, describe_differences, rank_and_world_size
+from omearrow_ds.storage.formats._base import Array, PartFetches
 from omearrow_ds.text import count
 
-Array = np.ndarray[Any, Any]
 _BATCHES = 200  # For measuring the quality of an order.
 WINDOW = 14  # The parts of two windows are open at once. Up to two windows of parts are shuffled together.
 VERSION = "parts 1"  # Version of saved states.
@@ -87,17 +86,10 @@ class PartsSampler(DistributedSampler[Any]):
         layout = dataset._collection.part_layout
         assert layout is not None
         starts, fields = np.asarray(layout.starts, np.int64), dataset.fields
-        super().__init__(
-            range(len(fields)),  # type: ignore[arg-type]  # Only its length is used.
-            ranks.ranks,
-            ranks.rank,
-            shuffle=plan.shuffle,
-            seed=plan.seed,
-            drop_last=drop_last,
-        )
+        samples: Any = range(len(fields))  # Only its length is used.
+        super().__init__(samples, ranks.ranks, ranks.rank, shuffle=plan.shuffle, seed=plan.seed, drop_last=drop_last)
         self.plan, self.ranks, self.consumed, self.local_seed = plan, ranks, 0, False
-        rising = bool((fields[1:] >= fields[:-1]).all())
-        self._sample = None if rising else np.argsort(fields, kind="stable")  # Samples in image order.
+        self._sample = np.argsort(fields, kind="stable")  # Samples in image order.
         part_of = np.searchsorted(starts, fields, side="right") - 1
         self._sizes = np.bincount(part_of, minlength=len(starts) - 1).astype(np.int64)
         self._starts = np.concatenate([[0], np.cumsum(self._sizes)])
@@ -131,8 +123,7 @@ class PartsSampler(DistributedSampler[Any]):
             self.plan, self.local_seed = self.plan._replace(seed=0), False
 
     def __iter__(self) -> Iterator[int]:
-        distributed = torch.distributed
-        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        if rank_and_world_size()[1] > 1:
             self._agree()
         order, fetches = self.share(), self.fetches
         begins: dict[int, int] = {}  # Parts by the index of their first sample.
@@ -165,16 +156,13 @@ class PartsSampler(DistributedSampler[Any]):
 
     def share(self) -> Array:
         """Return the samples of this rank, (n,) int64, from `consumed` on."""
-        indices = self._numbers()
-        return indices if self._sample is None else self._sample[indices]
-
-    def _numbers(self) -> Array:
         rank, world_size, hosts = self.ranks
         stride = min(self.plan.nodes, hosts)  # Between positions of a host; one number divides the other.
         host, local_rank = divmod(rank, world_size // hosts)
         first = self.consumed + (host % stride - self.consumed) % stride
         turns = host // stride * (world_size // hosts) + local_rank + world_size // stride * np.arange(len(self))
-        return self._at(first + stride * turns)
+        in_image_order: Array = self._sample[self._at(first + stride * turns)]
+        return in_image_order
 
     def _at(self, positions: Array) -> Array:
         """Return the samples at positions of the global order; positions beyond its end repeat its last samples."""
@@ -188,8 +176,8 @@ class PartsSampler(DistributedSampler[Any]):
         stops = np.cumsum(sizes)
         moves = self._starts[parts] - (stops - sizes)
         samples = np.empty(len(positions), np.int64)
-        for node in [0] if nodes == 1 else np.unique(positions % nodes).tolist():
-            of_node = slice(None) if nodes == 1 else positions % nodes == node
+        for node in np.unique(positions % nodes).tolist():
+            of_node = positions % nodes == node
             stretch = self._stretch(node, stops)[positions[of_node] // nodes]
             samples[of_node] = stretch + moves[np.searchsorted(stops, stretch, side="right")]
         return samples
@@ -216,8 +204,7 @@ class PartsSampler(DistributedSampler[Any]):
     def _growing(self, bounds: Array, random: np.random.RandomState) -> Array:
         """Return the shifted positions of the samples of a stretch, whose parts begin and end at ``bounds``.
 
-        The first part is spread over two parts, the second over three, up to the window. So half of the first part
-        precedes all samples of the second.
+        The first part is spread over two parts, the second over three, up to the window. So half of it comes first.
         """
         sizes = np.diff(bounds)
         ways = np.minimum(np.arange(2, len(sizes) + 2), self.plan.window) * sizes.mean()
@@ -237,8 +224,7 @@ class PartsSampler(DistributedSampler[Any]):
         elif len(self._sizes) <= 2 * plan.window * plan.nodes and not plan.grows:
             text = f"random over {'all of ' if plan.nodes == 1 else ''}{parts}, {source}"
         else:
-            groups = np.searchsorted(self._starts, self._numbers(), side="right")
-            mixing = describe_mixing(groups, batch_size, "part")
+            mixing = describe_mixing(self._part_of[self.share()], batch_size, "part")
             text = f"random over {plan.window} of {parts} at a time, {source}{mixing}"
         if ranks > 1:
             text += f"; rank {rank} of {ranks} ranks reads a share of its host, one of {hosts} hosts"
@@ -310,8 +296,7 @@ class WindowedSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         generator = self.generator
         if generator is None:  # Draws exactly one number, like RandomSampler.
-            seed = int(torch.empty((), dtype=torch.int64).random_().item())
-            generator = torch.Generator().manual_seed(seed)
+            generator = torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
         yield from windowed_order(self._fields, self.window, generator).tolist()
 
 
@@ -323,17 +308,13 @@ class SharedWindowedSampler(DistributedSampler[Any]):
         self._fields, self._window = dataset.fields, window
 
     def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        whole = windowed_order(self._fields, self._window, generator)
+        whole = windowed_order(self._fields, self._window, torch.Generator().manual_seed(self.seed + self.epoch))
         part = np.resize(whole, self.total_size)  # Repeats from the beginning, like DistributedSampler.
         yield from part[self.rank * self.num_samples :][: self.num_samples].tolist()
 
 
 def describe_mixing(groups: Array, batch_size: int | None, group_name: str) -> str:
-    """Return the rate at which two samples of a batch share a group, in this order and in a full shuffle.
-
-    Returns "" if batches have one sample.
-    """
+    """Return how often two samples of a batch share a group, here and if shuffled; "" for batches of one sample."""
     size = min(batch_size or 1, len(groups))
     if size < 2:
         return ""

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, Dataset, DistributedSampler, IterableDataset, Subset, default_convert
+from torch.utils.data import BatchSampler, Dataset, DistributedSampler, IterableDataset, default_convert
 
-from omearrow_ds.dataset.batch import COLLATES, CONCATS, batched, collate_listed, collate_padded, refuse_mixed_classes
+from omearrow_ds.dataset.batch import COLLATES, batched, collate_listed, collate_padded, parts_of, refuse_mixed_classes
 from omearrow_ds.dataset.batch import collate as collate_alike
-from omearrow_ds.dataset.dataset import OMEArrowDataset, OMEArrowDatasetNumpy
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.dataset.stored_images import copy_with
 from omearrow_ds.errors import ArgumentError
@@ -125,19 +124,19 @@ def copied_to(device: torch.device | None) -> bool:
 
 def _transfer_settings(dataset: Any, settings: Settings, passed: Arguments) -> Settings:
     target, device = settings["device"].value, pixel_device(dataset)
+    pinned_by_user = {"pin_memory": settings["pin_memory"]} if "pin_memory" in passed else {}
     if device is not None or not copied_to(target):
         why = "the target is not a CUDA device" if device is None else f"batches are created on {device}"
-        return {} if "pin_memory" in passed else {"pin_memory": Setting(False, why)}
+        return {"pin_memory": Setting(False, why), **pinned_by_user}
     pinning = Setting(True, f"device is {target}; torch copies batches into pinned memory")
+    transfer = Setting("raw", "stored pixels are transferred and normalized on the device")
     why_scaled = stored_transfer_blocker(dataset, _value(settings, "collate_fn"))
-    transfer, why = "raw", "stored pixels are transferred and normalized on the device"
     if why_scaled is not None:
-        transfer, why = "normalized", f"pixels are normalized before the transfer: {why_scaled}"
-    elif not settings["num_workers"].value and "pin_memory" not in passed:
-        transfer = "raw-pinned"
+        transfer = Setting("normalized", f"pixels are normalized before the transfer: {why_scaled}")
+    elif not settings["num_workers"].value and not pinned_by_user:
+        transfer = transfer._replace(value="raw-pinned")
         pinning = Setting(False, "batches are created in alternating pinned buffers")
-    chosen = {"pin_memory": pinning, "transfer": Setting(transfer, why)}
-    return {name: setting for name, setting in chosen.items() if name not in passed}
+    return {"pin_memory": pinning, "transfer": transfer, **pinned_by_user}
 
 
 def _order(dataset: Any, batch_size: int | None, passed: Arguments, shuffle_fields: int | None) -> Settings:
@@ -157,9 +156,8 @@ def _order(dataset: Any, batch_size: int | None, passed: Arguments, shuffle_fiel
             raise ArgumentError(f"{dataset!r} is empty", option="shuffle", value=True, remedy=remedy)
         return _not_of_parts(dataset, passed)
     else:
-        drop_last = bool(passed.get("drop_last"))
-        sampler = DistributedSampler(dataset, shuffle=shuffle, seed=_seed(passed), drop_last=drop_last)
-        tail = "remaining samples are dropped" if drop_last else "the last ranks repeat the first samples"
+        sampler = DistributedSampler(dataset, shuffle=shuffle, **_shared(passed))
+        tail = "remaining samples are dropped" if sampler.drop_last else "the last ranks repeat the first samples"
         why = f"rank {rank} of {world_size} ranks takes every {world_size}th sample; {tail}"
     return {"sampler": Setting(sampler, why), "shuffle": Setting(None, f"by the sampler: {shuffle}")}
 
@@ -172,12 +170,9 @@ def _given_sampler(passed: Arguments) -> Settings:
         return {"batch_sampler": Setting(passed["batch_sampler"], why)}
     outer = sampler = passed["sampler"]
     wrapped = list(nested(outer))[1:] if divides(outer, world_size) else []
-    inner = next(
-        (candidate for candidate in wrapped if isinstance(candidate, DistributedSampler | WindowedSampler)), None
-    )
+    inner = next((item for item in wrapped if isinstance(item, DistributedSampler | WindowedSampler)), None)
     if isinstance(inner, WindowedSampler):
-        drop_last = bool(passed.get("drop_last"))
-        sampler = SharedWindowedSampler(inner.dataset, inner.window, seed=_seed(passed), drop_last=drop_last)
+        sampler = SharedWindowedSampler(inner.dataset, inner.window, **_shared(passed))
     elif isinstance(inner, PartsSampler):
         sampler = inner.divided(Ranks.from_environment(rank, world_size))
     elif inner is not None and divides(inner, world_size):
@@ -257,13 +252,9 @@ def divides(sampler: Any, ranks: int) -> bool:
 
 
 def share_batches(batch_sampler: Any, ranks: int) -> None:
-    """Make a wrapped `SharedBatches` yield the batches of one rank, unless one of its wrappers divides batches.
-
-    Raises `ArgumentError` if a wrapper divides the share of a rank again.
-    """
-    wrappers: list[Any] = []
+    """Make a wrapped `SharedBatches` yield batches of one rank, unless a wrapper divides them; refuse a second one."""
+    is_divided = False
     for sampler in nested(batch_sampler):
-        is_divided = any(divides(wrapper, ranks) for wrapper in wrappers)
         if isinstance(sampler, SharedBatches):
             sampler.of_rank = not is_divided
             return
@@ -272,21 +263,24 @@ def share_batches(batch_sampler: Any, ranks: int) -> None:
             problem = f"{names} both divide the samples among {ranks} ranks"
             remedy = "pass a batch sampler that divides them only once"
             raise ArgumentError(problem, option="batch_sampler", remedy=remedy)
-        wrappers.append(sampler)
+        is_divided = is_divided or divides(sampler, ranks)
 
 
-def _seed(passed: Arguments) -> int:
+def _shared(passed: Arguments) -> dict[str, Any]:
+    """Return the keywords of samplers that divide samples among ranks."""
     generator = passed.get("generator")
-    return 0 if generator is None else generator.initial_seed() % 2**32
+    seed = 0 if generator is None else generator.initial_seed() % 2**32
+    return {"seed": seed, "drop_last": bool(passed.get("drop_last"))}
 
 
 def _of_parts(dataset: StoredSamples, layout: PartLayout, passed: Arguments) -> PartsSampler:
     ranks = Ranks.from_environment(*rank_and_world_size())
+    shared = _shared(passed)
     is_local = "generator" not in passed and ranks.ranks == 1  # `torch.manual_seed` may differ between ranks.
-    seed = torch.initial_seed() % 2**32 if is_local else _seed(passed)
+    seed = torch.initial_seed() % 2**32 if is_local else shared["seed"]
     grows = layout.mixed and layout.window is not None
     plan = OrderSpec(seed, ranks.hosts, layout.window or WINDOW, bool(passed.get("shuffle")), grows)
-    sampler = PartsSampler(dataset, plan, ranks, drop_last=bool(passed.get("drop_last")))
+    sampler = PartsSampler(dataset, plan, ranks, drop_last=shared["drop_last"])
     sampler.local_seed = is_local
     return sampler
 
@@ -303,10 +297,7 @@ def _not_of_parts(dataset: Dataset[Any], passed: Arguments) -> Settings:
 def _windowed(
     dataset: Any, window: int, batch_size: int | None, passed: Arguments
 ) -> tuple[WindowedSampler | SharedWindowedSampler, str]:
-    """Return a sampler for ``shuffle_fields``, and its description.
-
-    Raises `ArgumentError` if other arguments, or the class or the cache of the dataset do not support windows.
-    """
+    """Return a sampler for ``shuffle_fields`` and its description, unless arguments or dataset do not support it."""
     problem = partial(ArgumentError, option="shuffle_fields")
     conflicts = [f"the order of {name}=" for name in ("sampler", "batch_sampler") if name in passed]
     conflicts += ["shuffle=False"] if passed.get("shuffle") is False else []
@@ -320,14 +311,13 @@ def _windowed(
         needed, cache_bytes = int(np.sort(collection.image_bytes)[-window:].sum()), collection.options.cache_bytes
         if cache_bytes < needed:
             cache = f"the cache of {dataset.path} has {cache_bytes} bytes, but the images of a window need {needed}"
-            remedy = f"create the dataset with cache_bytes={needed}, or preload it"
-            raise problem(cache, value=window, remedy=remedy)
+            raise problem(cache, value=window, remedy=f"create the dataset with cache_bytes={needed}, or preload it")
     order = windowed_order(dataset.fields, window, torch.Generator().manual_seed(0))
     why = f"random over {window} images at a time{describe_mixing(dataset.fields[order], batch_size, 'image')}"
     if world_size == 1:
         return WindowedSampler(dataset, window, passed.get("generator")), why
-    sampler = SharedWindowedSampler(dataset, window, seed=_seed(passed), drop_last=bool(passed.get("drop_last")))
-    return sampler, f"{why}; rank {rank} of {world_size} ranks reads a part of the windows"
+    why = f"{why}; rank {rank} of {world_size} ranks reads a part of the windows"
+    return SharedWindowedSampler(dataset, window, **_shared(passed)), why
 
 
 def _with_workers(passed: Arguments) -> Settings:
@@ -347,24 +337,22 @@ def _with_workers(passed: Arguments) -> Settings:
 def _without(passed: Arguments, num_workers: Any) -> Settings:
     """Return defaults of settings that torch refuses without workers, if ``"auto"`` chose no workers."""
     defaults = {"persistent_workers": False, "prefetch_factor": None, "multiprocessing_context": None, "timeout": 0}
-    is_auto = num_workers == "auto"
-    return {name: Setting(value, "no workers") for name, value in defaults.items() if is_auto and passed.get(name)}
+    names = [name for name in defaults if num_workers == "auto" and passed.get(name)]
+    return {name: Setting(defaults[name], "no workers") for name in names}
 
 
-def _workers(
-    dataset: Dataset[Any], batch_size: int | None, num_workers: Any, passed: Arguments, sampler: Any
-) -> Setting:
+def _workers(dataset: Any, batch_size: int | None, num_workers: Any, passed: Arguments, sampler: Any) -> Setting:
     device = pixel_device(dataset)
     if num_workers == "auto":
         reason = _reason_for_no_workers(dataset, device)
         return Setting(0, f"auto: {reason}") if reason else _measured_workers(dataset, batch_size, passed, sampler)
-    check_integer("num_workers", num_workers, 0, "'auto', or a number of processes from 0")
-    if num_workers and device is not None:
+    number = check_integer("num_workers", num_workers, 0, "'auto', or a number of processes from 0")
+    if number and device is not None:
         problem = f"the pixels are on {device}, and each worker process would copy them"
         raise ArgumentError(problem, option="num_workers", value=num_workers, remedy="leave it out, or pass 0")
-    if num_workers:
-        refuse_in_daemon(int(num_workers))
-    return Setting(int(num_workers), _GIVEN)
+    if number:
+        refuse_in_daemon(number)
+    return Setting(number, _GIVEN)
 
 
 def _reason_for_no_workers(dataset: Dataset[Any], device: torch.device | None) -> str | None:
@@ -396,10 +384,6 @@ def _measured_workers(dataset: Dataset[Any], batch_size: int | None, passed: Arg
     return _choose_num_workers(measure_batch_cost(batched(tried), size, candidates), cores)
 
 
-_MAKE = ("__getitem__", "__getitems__")
-_OURS = {getattr(cls, name) for cls in (OMEArrowDataset, OMEArrowDatasetNumpy) for name in _MAKE}
-
-
 def may_draw_random(dataset: Any, collate_fn: Any) -> bool:
     """Whether batches depend on user code (``collate_fn`` or a dataset class) or on random numbers."""
     is_plain = collate_fn in (*COLLATES, default_convert)
@@ -407,15 +391,12 @@ def may_draw_random(dataset: Any, collate_fn: Any) -> bool:
 
 
 def every_part(dataset: Any, holds: Callable[[StoredSamples], bool]) -> bool:
-    """Whether ``dataset`` is or combines only datasets of this package for which ``holds`` returns True.
-
-    False for datasets of any class that creates its own samples, including subclasses of ours or torch's.
-    """
-    if isinstance(dataset, StoredSamples):
-        return {getattr(type(dataset), name) for name in _MAKE} <= _OURS and holds(dataset)
-    if type(dataset) is Subset:
-        return every_part(dataset.dataset, holds)
-    return type(dataset) in CONCATS and all(every_part(part, holds) for part in dataset.datasets)
+    """Whether all datasets below are of this package, none a subclass that creates samples, and ``holds`` is true."""
+    methods = StoredSamples.__getitem__, StoredSamples.__getitems__
+    return all(
+        isinstance(part, StoredSamples) and methods == (type(part).__getitem__, type(part).__getitems__) and holds(part)
+        for part in parts_of(dataset)
+    )
 
 
 def _choose_num_workers(cost: BatchCost, cores: int) -> Setting:
