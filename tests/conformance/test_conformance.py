@@ -24,7 +24,7 @@ from omearrow_ds import (
     write_images,
 )
 from omearrow_ds.codec.schema import CHECKSUM_COLUMN, normalize_metadata
-from omearrow_ds.testing.conformance import COLUMNS, FormatConformance
+from omearrow_ds.testing.conformance import FormatConformance, table_columns
 from tests.conftest import needs
 from tests.support.errors import raises
 from tests.support.raw_tables import raw_table, store_table, struct_of
@@ -188,7 +188,7 @@ def test_every_format_keeps_metadata_as_ome_arrow_stores_it(stored, name):
 def test_convert_keeps_everything(stored, tmp_path, src, dst):
     needs(dst)
     images = images_of([((1, 2, 1, 3, 4), "uint16"), ((2, 2, 3, 2, 2), "float32")])
-    columns = COLUMNS.slice(0, 2)
+    columns = table_columns().slice(0, 2)
     path = stored(src, images, columns=columns, metadata=[METADATA, None], image_ids=["b", "a"])
     target = tmp_path / f"converted{SUFFIX[dst]}"
     convert(path, target, dst)

@@ -139,8 +139,7 @@ def _checked_values(shape: Shape, dtype: DTypeLike, num_levels: int, **numbers: 
         raise ValueError(f"levels={num_levels}: expected 2 to 65,536")
     levels, steps = np.arange(num_levels, dtype=np.int64), num_levels - 1
     is_float = pixel_dtype.kind == "f"
-    spread = levels / steps if is_float else levels * int(np.iinfo(pixel_dtype).max) // steps
-    return spread.astype(pixel_dtype)
+    return (levels / steps if is_float else levels * int(np.iinfo(pixel_dtype).max) // steps).astype(pixel_dtype)
 
 
 def _draw_cells(rng: Random, size_z: int, size_y: int, size_x: int) -> tuple[Callable[..., tuple[Any, Any]], int]:
@@ -232,8 +231,7 @@ def _expose(rng: Random, counts: Plane, dark: float, levels: int) -> NDArray[np.
     At these counts, Poisson noise is nearly normal, so both noises are one draw. The number of set bits in 64 random
     bits is also nearly normal (mean 32, standard deviation 4), twice as fast, and equal in all versions of NumPy.
     """
-    bits = rng.integers(0, 2**64, counts.shape, dtype=np.uint64)
-    noise = np.bitwise_count(bits).astype(np.float32)
+    noise = np.bitwise_count(rng.integers(0, 2**64, counts.shape, dtype=np.uint64)).astype(np.float32)
     noise -= 32
     noise /= 4
     noise *= np.sqrt(counts * COUNTS_PER_ELECTRON + READ_NOISE_COUNTS**2)
