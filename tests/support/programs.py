@@ -1,7 +1,8 @@
 """Programs in their own processes, forked from one that has imported their common modules.
 
-``python -m tests.support.programs`` reads one program per line, and starts each at once. A program is code
-for ``python -c``: its names are in ``__main__``, and it starts threads and libraries of formats itself.
+That process is itself forked from Python's fork server, which tests of workers need too, so that torch is imported once
+for both. A program is code for ``python -c``: its names are in ``__main__``, and it starts threads and libraries of
+formats itself.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import fcntl
 import gc
 import importlib
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -19,12 +21,14 @@ import sys
 import threading
 import time
 import types
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
-from multiprocessing import util
+from multiprocessing import forkserver, process, resource_tracker, util
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psutil
 
@@ -32,10 +36,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Programs:
-    """Starts programs: has the process that forks them, and a folder for their output."""
+    """Starts programs: has a connection to the process that forks them, and a folder for their output."""
 
-    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
-        self._process, self._folder, self._numbers = process, folder, count()
+    def __init__(self, requests: Connection, folder: Path) -> None:
+        self._requests, self._folder, self._numbers = requests, folder, count()
 
     def start(
         self,
@@ -55,17 +59,12 @@ class Programs:
             os.mkfifo(folder / name)
         request = {"code": code, "words": list(map(str, words)), "folder": str(folder), "timeout_s": timeout_s}
         request |= {"env": dict(env or {}), "has_workers": has_workers}
-        self._ask(request)
+        self._requests.send(request)
         return Program(folder)
-
-    def _ask(self, request: dict[str, object]) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
 
     def prepare(self, module: str) -> None:
         """Import a module once for all programs that start later."""
-        self._ask({"module": module})
+        self._requests.send({"module": module})
 
     def run(
         self, code: str, *words: object, timeout_s: int = 120, has_workers: bool = False
@@ -111,29 +110,61 @@ class Program:
 @contextmanager
 def forked_programs(folder: Path) -> Iterator[Programs]:
     """Yield the process that starts programs, which ends on leaving."""
-    command = [sys.executable, "-W", "ignore", "-m", __name__]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, text=True) as process:
-        yield Programs(process, folder)
+    context = multiprocessing.get_context("forkserver")
+    received, requests = context.Pipe(duplex=False)
+    started = context.Process(target=_serve, args=(received,))
+    started.start()
+    received.close()
+    with requests:
+        yield Programs(requests, folder)
+    started.join()
 
 
-def main() -> None:
-    """Fork one program per line, without waiting for any."""
+def _serve(requests: Connection) -> None:
+    """Fork one program per request, without waiting for any."""
     import matplotlib.figure  # noqa: F401  # this and pytest for runs of the benchmarks
     import pytest  # noqa: F401
 
     import omearrow_ds.loader.dataloader  # noqa: F401
 
+    _detach()
     gc.freeze()  # Otherwise each program would collect the imports of this process at its end, for half a second.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    while line := sys.stdin.readline():
-        request = json.loads(line)
+    while request := _next_request(requests):
         if "module" in request:
             importlib.import_module(request["module"])
             gc.freeze()
         elif not os.fork():
+            requests.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _run(**request)
     os._exit(0)  # Skip the cleanup of torch and others, which takes a second.
+
+
+def _next_request(requests: Connection) -> dict[str, Any] | None:
+    try:
+        request: dict[str, Any] = requests.recv()
+    except EOFError:
+        return None
+    return request
+
+
+def _detach() -> None:
+    """Make this process look like one that the user started: without parent, fork server and resource tracker."""
+    os.chdir(ROOT)
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    sys.warnoptions[:] = ["ignore"]
+    warnings.simplefilter("ignore")
+    server = forkserver._forkserver
+    os.close(server._forkserver_alive_fd)  # Programs must not keep the fork server alive.
+    server.__init__()
+    tracker = resource_tracker._resource_tracker
+    os.close(tracker._fd)  # That of the tests would remove what programs leave only after the last test.
+    tracker._fd = None
+    own = multiprocessing.current_process()
+    own._identity, own._parent_pid, own.name = (), None, "MainProcess"
+    process._parent_process = None
 
 
 def _run(code: str, words: list[str], folder: str, timeout_s: int, env: dict[str, str], has_workers: bool) -> None:
@@ -200,7 +231,3 @@ def _exit(status: int) -> NoReturn:
         if not stream.closed:
             stream.flush()
     os._exit(status)
-
-
-if __name__ == "__main__":
-    main()
