@@ -10,7 +10,6 @@ import sys
 from itertools import groupby
 
 import duckdb
-import lancedb
 import numpy as np
 import ome_arrow
 import pandas as pd
@@ -181,6 +180,8 @@ def as_duckdb(path):
 
 
 def as_lancedb(path):
+    import lancedb  # Takes 2 s, in each process that collects the tests.
+
     lancedb.connect(path).create_table("bench", table_of_scripts())
 
 
