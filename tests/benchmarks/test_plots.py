@@ -167,8 +167,8 @@ def test_without_a_row_every_format_is_not_run(track):
     assert all(texts(axes) == ["not run"] * len(axes.get_yticks()) for axes in drawn.axes)
 
 
-# The file does not depend on the track.
-@pytest.mark.parametrize("track", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(len(TRACKS)) if n != 1)])
+# The file does not depend on the track; track 6 has the fewest panels.
+@pytest.mark.parametrize("track", [6, *(pytest.param(n, marks=pytest.mark.slow) for n in range(len(TRACKS)) if n != 6)])
 def test_png_is_a_picture(track, tmp_path):
     path = tmp_path / "any.tmp"
     draw(track, table_of(track), path, CONTEXT)
@@ -179,7 +179,7 @@ def test_png_is_a_picture(track, tmp_path):
 
 
 def test_log_scale_where_the_span_needs_it():
-    throughput = drawn_of(1).axes[0]
+    throughput = figure(1, table_of(1), CONTEXT).axes[0]
     assert throughput.get_xscale() == "log"
     near = tidy([bench(1, "getitem", [speed], name, **RANDOM) for name, speed in (("arrow", 1), ("tiff", 2))], [])[1]
     throughput = figure(1, near, CONTEXT).axes[0]

@@ -518,7 +518,10 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(programs, stored, tmp_path, 
     assert [entry.name for entry in tmp_path.iterdir()] == [src.name]
 
 
-def test_info_needs_no_torch_and_a_reader_may_go(stored):
+RUN_AS_MODULE = "import runpy; runpy.run_module('omearrow_ds', run_name='__main__', alter_sys=True)"
+
+
+def test_info_needs_no_torch_and_a_reader_may_go(programs, stored):
     path = stored("arrow", SMOOTH)
     script = """if True:
         import sys
@@ -533,10 +536,8 @@ def test_info_needs_no_torch_and_a_reader_may_go(stored):
         err = process.stderr.read()
         process.wait(timeout=60)
     assert (process.returncode, err) == (1, "")
-    done = subprocess.run(
-        [sys.executable, "-m", "omearrow_ds", "info", path], capture_output=True, timeout=60, check=True
-    )
-    assert done.stdout.startswith(b"path ")
+    done = programs.run(RUN_AS_MODULE, "info", path)
+    assert done.stdout.startswith("path "), done.stderr
 
 
 @pytest.mark.parametrize("command", ["convert", pytest.param("verify", marks=pytest.mark.slow)])

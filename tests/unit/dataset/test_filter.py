@@ -246,7 +246,8 @@ def test_write_crops_writes_the_chosen_objects(path, tmp_path, opened, target):
             np.testing.assert_array_equal(crops.read(index), expected)
 
 
-def test_functions_of_a_collection_use_the_filter(path):
+def test_functions_of_a_collection_use_the_filter(path, monkeypatch):
+    monkeypatch.setattr("omearrow_ds.advise.profile.measure._TURN_S", (0.01, 0.01))
     pytest.importorskip("PIL", reason="Pillow is not installed: pip install 'omearrow-ds[show]'")
     grid = show(path, filter="dose > 2")
     assert sorted(row["image_id"] for row in grid.images) == ["id-5", "id-6", "id-7"]
@@ -261,7 +262,7 @@ def test_functions_of_a_collection_use_the_filter(path):
 @pytest.mark.parametrize("objects", [None, OBJECTS])
 def test_recommend_measures_the_chosen_samples(path, objects):
     crops = {} if objects is None else {"objects": objects, "crop_size": (6, 6)}
-    advice = recommend(path, formats=["arrow"], seconds=1, filter="dose > 1 and dose < 3", **crops)
+    advice = recommend(path, formats=["arrow"], seconds=0.2, filter="dose > 1 and dose < 3", **crops)
     assert advice.looked.whole_count == 3
     if objects is None:
         assert "--filter" in advice.command or "filter=" in advice.python

@@ -91,9 +91,10 @@ def checksum(block, results):
     results.put(int(block.bytes.sum()))
 
 
-def test_a_spawned_process_sees_the_bytes():
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_a_process_that_inherits_nothing_sees_the_bytes(method):
     block, expected = filled(PIECE + 5)
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(method)
     results = context.SimpleQueue()
     process = context.Process(target=checksum, args=(block, results))
     process.start()

@@ -88,7 +88,8 @@ def test_columns_are_refused_as_the_module_of_a_format_states(installed):
         write_images(images_of(SHAPES), folder / "a.papyrus", columns=columns)
 
 
-def test_profile_tells_the_stages_that_it_names(installed):
+def test_profile_tells_the_stages_that_it_names(installed, monkeypatch):
+    monkeypatch.setattr("omearrow_ds.advise.profile.measure._TURN_S", (0.01, 0.01))
     reading = (
         "    def read_images(self, *args):\n        return super().read_images(*args)\n\n"
         "    def mapped_stacks(self):\n        return None\n"

@@ -445,7 +445,8 @@ def test_all_that_takes_a_path_takes_what_opening_takes():
         assert last.annotation in ("Unpack[OpenOptions]", "Unpack[DatasetOptions]")
 
 
-def test_profile_and_recommend_pass_options_of_opening_on(cyto):
+def test_profile_and_recommend_pass_options_of_opening_on(cyto, monkeypatch):
+    monkeypatch.setattr("omearrow_ds.advise.profile.measure._TURN_S", (0.01, 0.01))
     path, _ = cyto("parquet")
     actual = profile_dataset(path, image_column="mask", nulls="skip", num_workers=0, epochs=1, trials=False)
     assert actual.images == len(MASKED)
