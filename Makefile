@@ -20,10 +20,11 @@ SERVERS := $(VENV)/.servers
 OTHERS := $(VENV)/.others
 DOCS := $(VENV)/.docs
 RELEASE := $(VENV)/.release
+COLLECTED := $(VENV)/.collected
 LOWEST := .venv-lowest
 
 .DEFAULT_GOAL := help
-.PHONY: help env servers others test test-long contract lint types collected unit bench baseline report peers scale gate gate-ci gate-selftest gate-selftest-ci portable docs dist fuzz \
+.PHONY: help env servers others test test-long contract lint types unit bench baseline report peers scale gate gate-ci gate-selftest gate-selftest-ci portable docs dist fuzz \
 	damage kills reader-kills cold open-time soak lowest nodes cuda clean
 
 help: ## list the targets
@@ -113,16 +114,17 @@ open-time: $(READY) ## how long opening takes of 10,000 and of 100,000 images (h
 	@echo "== time of opening"
 	$(BIN)/python -m benchmarks.support.open_time $(ARGS)
 
-# While types are checked one process imports the tests: those that run them, at once, would each compile them all.
+# While types are checked the first time, one process imports the tests: those that run them would each compile them all.
 test: $(READY) ## environment, lint, types and tests
-	@$(MAKE) --no-print-directory --jobs=2 lint types collected
+	@$(MAKE) --no-print-directory --jobs=2 lint types $(COLLECTED)
 	@$(MAKE) --no-print-directory unit
 
 contract: $(READY) ## renew the golden files in tests/data/contract and print their diffs (ARGS=api.json for one file)
 	@$(BIN)/python -m tests.contract $(ARGS)
 
-collected: $(READY)
+$(COLLECTED): $(READY)
 	@$(BIN)/python -m pytest tests --collect-only -qq >/dev/null 2>&1 || true
+	@touch $@
 
 soak: $(READY) ## a long mixed run of everything against an oracle (MINUTES=60; ARGS='--seed S', or '--first N --cases 1')
 	@echo "== soak, $(MINUTES) minutes"
