@@ -35,7 +35,6 @@ from omearrow_ds.errors import DecodeError, MemoryLimitError
 from omearrow_ds.resources import available_bytes, image_bytes, pixel_count
 
 _ASKED_BYTES = 2**28  # A query of the free memory takes longer than a small image.
-STAGES = {f"ImageBlock.{name}": "decode" for name in ("__init__", "__getitem__", "images", "stack")}
 
 
 def new_image(shape: Sequence[int], dtype: np.dtype[Any], subject: object, *, zeros: bool = False) -> Array:
@@ -81,10 +80,8 @@ class ImageBlock:
     ) -> None:
         self._expected = expected
         self._planes = planes
-        self._plane_pieces: _Pieces | None = None
         self._pieces = _Pieces(chunks, "chunks", expected)
-        none = np.zeros(len(expected.dtypes), bool)
-        self._odd_order = none if expected.odd_order is None else expected.odd_order
+        self._odd_order = np.zeros(len(expected.dtypes), bool) if expected.odd_order is None else expected.odd_order
         self._pixels_alone = placed is not None
         placed = self._pieces.placed() if placed is None else placed
         self._counts = expected.shapes.prod(axis=1)
@@ -105,11 +102,9 @@ class ImageBlock:
         if not self._counts[row]:  # A null image.
             return np.empty(shape, dtype.newbyteorder("="))
         if first == pieces.stops[row]:
-            pieces = self._plane_pieces or _Pieces(self._planes(), "planes", self._expected)
-            self._plane_pieces = pieces
+            pieces = self._plane_pieces
             if pieces.starts[row] == pieces.stops[row]:
-                msg = f"{self._expected.where(row)}: neither chunks nor planes are stored; remove the row"
-                raise DecodeError(msg)
+                raise DecodeError(f"{self._expected.where(row)}: neither chunks nor planes are stored; remove the row")
         elif self._odd_order[row]:
             raise DecodeError(
                 f"{self._expected.where(row)}: expected chunk_order 'ZYX'; write the image again with this order"
@@ -118,6 +113,10 @@ class ImageBlock:
             problem = f"pixels are null, or fewer than the {self._counts[row]:,} pixels of the image shape"
             raise DecodeError(f"{self._expected.where(row)}: {problem}; the file is damaged, restore it")
         return pieces.assemble(row, shape, dtype, self._expected.where(row))
+
+    @cached_property
+    def _plane_pieces(self) -> _Pieces:
+        return _Pieces(self._planes(), "planes", self._expected)
 
     def images(self) -> Array | list[Array]:
         """Return all images, as one view (n, T, C, Z, Y, X) if `stack` can create it, otherwise as a list."""
@@ -203,21 +202,20 @@ class _Pieces:
 
     def placed(self, codec: str | None = None) -> Array:
         """Return the result of `placed_chunks` for the pieces of each row."""
-        rows, pieces, firsts = self._owners
+        rows, pieces = self._owners
         if not len(rows) or not set(schema.CHUNK_PLACE) <= self._names or self._structs.null_count:
             return np.zeros(len(self.starts), bool)
         number, shapes = self.stops - self.starts, self._expected.shapes
-        size_t, size_c, size_z, size_y, size_x = shapes[rows].T
-        t, c, z, y, x, shape_z, shape_y, shape_x = (values[pieces] for values in self._positions.values())
-        planes_before = np.cumsum(shape_z) - shape_z
-        planes_before -= np.repeat(planes_before[firsts], number[number > 0])
-        good = (t * size_c + c) * size_z + z == planes_before
-        good &= (t >= 0) & (t < size_t) & (c >= 0) & (c < size_c) & (z >= 0) & (z < size_z)  # Products may overflow.
-        good &= (shape_z > 0) & (shape_z <= size_z - z)
-        good &= (y == 0) & (x == 0) & (shape_y == size_y) & (shape_x == size_x)
-        good &= self._plain(pieces, rows, NO_COMPRESSION if codec is None else (codec,))
         planes = shapes[:, :3].prod(axis=1)
-        good &= shape_z * number[rows] == planes[rows]  # Equal sizes, and none is missing.
+        _, size_c, size_z, size_y, size_x = np.maximum(shapes[rows], 1).T
+        size = planes[rows] // number[rows]  # Planes per chunk.
+        first = (pieces - self.starts[rows]) * size
+        t_and_c, z = np.divmod(first, size_z)
+        good = (size > 0) & (z + size <= size_z) & (size * number[rows] == planes[rows])
+        expected = (*np.divmod(t_and_c, size_c), z, 0, 0, size, size_y, size_x)
+        for stored, values in zip(self._positions.values(), expected, strict=True):
+            good &= stored[pieces] == values
+        good &= self._plain(pieces, rows, NO_COMPRESSION if codec is None else (codec,))
         placed: Array = (number > 0) & (np.bincount(rows, ~good, len(number)) == 0)
         placed |= planes == 0  # A null image has no pieces.
         return placed
@@ -240,7 +238,7 @@ class _Pieces:
 
     def filled(self, counts: Array) -> Array:
         """Return one bool per row: whether its pieces are equal in size and have ``counts`` pixels and no nulls."""
-        rows, pieces, _ = self._owners
+        rows, pieces = self._owners
         number = self.stops - self.starts
         if not len(rows):
             return number > 0
@@ -251,12 +249,11 @@ class _Pieces:
         return filled
 
     @cached_property
-    def _owners(self) -> tuple[Array, Array, Array]:
-        """Return the row and index of each piece, in row order, and the offsets of the first piece per row."""
+    def _owners(self) -> tuple[Array, Array]:
+        """Return the row and index of each piece, in row order."""
         counts = self.stops - self.starts
-        firsts = np.cumsum(counts) - counts
         rows = np.repeat(np.arange(len(counts)), counts)
-        return rows, np.arange(len(rows)) + (self.starts - firsts)[rows], firsts[counts > 0]
+        return rows, np.arange(len(rows)) + (self.starts - np.cumsum(counts) + counts)[rows]
 
     def assemble(self, row: int, shape: Array, dtype: np.dtype[Any], subject: str) -> Array:
         """Assemble the image of ``row`` from its pieces in stored order; pixels that no piece covers are 0."""

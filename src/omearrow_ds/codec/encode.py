@@ -17,6 +17,7 @@ _LIST_LIMIT = 2**31 - 1
 _CODEC_LEVELS = {"zstd": 1}  # As ome-arrow's authors advise; higher levels take longer to save 1 % of the bytes.
 _RESERVED = 2**26  # Initial elements of a group; pages that are not written to take no memory.
 _NAMES = {dtype: dtype.name for dtype in schema.DTYPES}  # NumPy computes the name at each access.
+_GRID = {"order": "TCZYX", "chunk_t": 1, "chunk_c": 1, "chunk_order": "ZYX"}
 _WIDEST_SCALAR = 16  # Bytes of a 128-bit decimal, the largest alignment of any type.
 
 
@@ -71,8 +72,7 @@ def encode_tables(
     """
     row, columns = 0, aligned(columns)
     for group, flat in _grouped(images, encoding, max_rows, min(max_bytes, _LIST_LIMIT), written_at_once):
-        checksums = [image.checksum for image in group]
-        rest = with_checksums(columns.slice(row, len(group)), checksums)
+        rest = with_checksums(columns.slice(row, len(group)), [image.checksum for image in group])
         yield prepend_column(schema.COLUMN, _struct_array(group, encoding, flat, chunk_codec), rest).combine_chunks()
         row += len(group)
 
@@ -118,7 +118,7 @@ def _grouped(
     group, buffer, used, group_bytes = list[Image](), np.empty(0, dtype), 0, 0
     for image in images:
         pixels = image.pixels
-        if group and group_bytes + pixels.nbytes > max_bytes:
+        if group and (len(group) == max_rows or group_bytes + pixels.nbytes > max_bytes):
             yield group, buffer[:used]
             group, buffer, used, group_bytes = [], np.empty(0, dtype), 0, 0
         num_fitting = max(1, min(max_rows, max_bytes // pixels.nbytes))
@@ -135,47 +135,39 @@ def _grouped(
         (target.view(pixels.dtype) if as_bytes else target).reshape(pixels.shape)[...] = pixels
         group.append(image)
         used, group_bytes = used + size, group_bytes + pixels.nbytes
-        if len(group) == max_rows:
-            yield group, buffer[:used]
-            group, buffer, used, group_bytes = [], np.empty(0, dtype), 0, 0
     if group:
         yield group, buffer[:used]
 
 
 def _struct_array(images: Sequence[Image], encoding: str, flat: Array, chunk_codec: str | None) -> pa.StructArray:
     """Return images as an OME-Arrow struct array, with one chunk per time point and channel."""
-    struct, count = schema.image_struct(encoding), len(images)
-    shapes = np.array([image.pixels.shape for image in images], np.int64).reshape(-1, 5)
-    grid = {"order": "TCZYX", "chunk_t": 1, "chunk_c": 1, "chunk_order": "ZYX"}
-    sizes = [dict(zip(("chunk_z", "chunk_y", "chunk_x"), shape[2:], strict=True)) for shape in shapes.tolist()]
-    children = {
-        "type": pa.repeat(schema.STRUCT_TAG, count),
-        "version": pa.repeat(schema.STRUCT_VERSION, count),
-        "id": pa.array([image.image_id for image in images], pa.string()),
-        "pixels_meta": pa.array([_pixels_meta(image) for image in images], schema.PIXELS_META),
-        "chunk_grid": pa.array([grid | size for size in sizes], schema.CHUNK_GRID),
-        "chunks": _encode_chunks(images, shapes, encoding, flat, chunk_codec),
-        "planes": pa.array([[]] * count, schema.PLANES),
-    }
-    for name in ("name", "image_type", "acquisition_datetime"):
-        children[name] = pa.array([image.metadata[name] for image in images], struct.field(name).type)
-    arrays = [children.get(field.name, pa.nulls(count, field.type)) for field in struct]
+    struct, chunks = schema.image_struct(encoding), _encode_chunks(images, encoding, flat, chunk_codec)
+    others = pa.array([*map(_without_chunks, images)], struct)
+    arrays = [chunks if field.name == "chunks" else others.field(field.name) for field in struct]
     return pa.StructArray.from_arrays(arrays, fields=list(struct))
 
 
-def _pixels_meta(image: Image) -> dict[str, Any]:
+def _without_chunks(image: Image) -> dict[str, Any]:
+    """Return the values of an image without its chunks; Arrow ignores keys that are not fields."""
     shape = image.pixels.shape
     return {
-        **{name: image.metadata[name] for name in (*schema.PHYSICAL_FIELDS, "channels")},
-        "dimension_order": "XYCT" if shape[2] == 1 else "XYZCT",
-        "type": _NAMES[image.pixels.dtype],
-        **{f"size_{axis}": size for axis, size in zip("tczyx", shape, strict=True)},
+        **image.metadata,
+        "type": schema.STRUCT_TAG,
+        "version": schema.STRUCT_VERSION,
+        "id": image.image_id,
+        "pixels_meta": {
+            **image.metadata,
+            "dimension_order": "XYCT" if shape[2] == 1 else "XYZCT",
+            "type": _NAMES[image.pixels.dtype],
+            **{f"size_{axis}": size for axis, size in zip("tczyx", shape, strict=True)},
+        },
+        "chunk_grid": _GRID | {f"chunk_{axis}": size for axis, size in zip("zyx", shape[2:], strict=True)},
+        "planes": [],
     }
 
 
-def _encode_chunks(
-    images: Sequence[Image], shapes: Array, encoding: str, flat: Array, chunk_codec: str | None
-) -> pa.ListArray:
+def _encode_chunks(images: Sequence[Image], encoding: str, flat: Array, chunk_codec: str | None) -> pa.ListArray:
+    shapes = np.array([image.pixels.shape for image in images], np.int64).reshape(-1, 5)
     counts, chunk = shapes[:, 0] * shapes[:, 1], schema.CHUNKS[encoding].value_type
     owners = np.repeat(np.arange(len(images)), counts)
     planes = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -210,5 +202,4 @@ def _compressed(flat: Array, offsets: Array, name: str) -> tuple[Array, Array]:
 
 def binary(offsets: Array, data: Array) -> pa.Array:
     """Return an Arrow large binary array of ``data`` (uint8) with ``offsets`` (int64), without a copy."""
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
+    return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import types
 
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import DecodeError
@@ -24,8 +25,8 @@ numbers: Callable[[pa.Array], Array] = np.from_dlpack
 class ListLeaf:
     """Pixels as lists of numbers; those of list views may be scattered, so that no slice contains several pieces."""
 
-    _nulls: Array | None = None
     _has_bytes = False  # Whether positions are those of bytes.
+    _nulls: Array | None = None
 
     def __init__(self, structs: pa.StructArray, subject: str) -> None:
         lists = child(structs, "pixels", subject)
@@ -51,9 +52,12 @@ class ListLeaf:
             good &= before[self.stops[pieces]] == before[self.starts[pieces]]
         return good
 
-    def run(self, first: int, count: int, dtype: np.dtype[Any]) -> Array:  # noqa: ARG002  # Of bytes.
-        """Return ``count`` pixels from the start of piece ``first``."""
-        return self._data[self.starts[first] : self.starts[first] + count]
+    def run(self, first: int, count: int, dtype: np.dtype[Any]) -> Array:
+        """Return ``count`` pixels from the start of piece ``first``; those of bytes have ``dtype``."""
+        start = self.starts[first]
+        if self._has_bytes:
+            return self._data[start : start + count * dtype.itemsize].view(dtype)
+        return self._data[start : start + count]
 
     def piece(self, piece: int, count: int, dtype: np.dtype[Any], subject: str) -> Array:  # noqa: ARG002  # Of bytes.
         """Return the decompressed pixels of one piece."""
@@ -78,7 +82,7 @@ class ByteLeaf(ListLeaf):
         self._is_scattered = can_scatter and _viewed_bytes(payload) > decoded_bytes()
         if (can_scatter and not self._is_scattered) or payload.type.id in _CAST_TYPES:
             payload = payload.cast(pa.large_binary())
-        if pa.types.is_large_binary(payload.type):
+        if types.is_large_binary(payload.type):
             _, offsets, data = payload.buffers()
             bounds: Array = _from_buffer(offsets, np.int64, at_least=1)
             bounds = bounds[payload.offset : payload.offset + len(payload) + 1]
@@ -92,10 +96,6 @@ class ByteLeaf(ListLeaf):
             child(structs, name, subject) if structs.type.get_all_field_indices(name) else None
             for name in ("dtype", "compression")
         )
-
-    def run(self, first: int, count: int, dtype: np.dtype[Any]) -> Array:
-        start = self.starts[first]
-        return self._data[start : start + count * dtype.itemsize].view(dtype)
 
     def piece(self, piece: int, count: int, dtype: np.dtype[Any], subject: str) -> Array:
         name = _text(self._dtypes, piece, f"{subject}: dtype")
@@ -157,15 +157,15 @@ def cast(pixels: Array, dtype: np.dtype[Any]) -> Array:
 
 def _numbers(values: pa.Array, subject: str) -> Array:
     """Return numbers as an array; floats become float64 like in Python, and nulls become 0."""
-    kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
-    if pa.types.is_null(kind):
+    kind = values.type.value_type if types.is_dictionary(values.type) else values.type
+    if types.is_null(kind):
         return np.zeros(len(values), np.uint16)
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+    if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
         raise DecodeError(f"{subject}: pixels have the type {values.type}, expected numbers; correct the column")
-    values = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
-    values = values.fill_null(False if pa.types.is_boolean(kind) else 0) if values.null_count else values
-    data = flags(values) if pa.types.is_boolean(kind) else numbers(values)
-    return data.astype(np.float64, copy=False) if pa.types.is_floating(kind) else data
+    values = values.dictionary_decode() if types.is_dictionary(values.type) else values
+    values = values.fill_null(False if types.is_boolean(kind) else 0) if values.null_count else values
+    data = flags(values) if types.is_boolean(kind) else numbers(values)
+    return data.astype(np.float64, copy=False) if types.is_floating(kind) else data
 
 
 def flags(values: pa.Array) -> Array:
@@ -184,14 +184,14 @@ def among(column: pa.Array, texts: Collection[str | None]) -> Array:
 
 def whole_numbers(field: pa.Array) -> Array:
     """Return sizes or coordinates as int64; nulls, fractions, too large numbers and other types become negative."""
-    field = field.dictionary_decode() if pa.types.is_dictionary(field.type) else field
-    if pa.types.is_floating(field.type):
+    field = field.dictionary_decode() if types.is_dictionary(field.type) else field
+    if types.is_floating(field.type):
         values = field.to_numpy(zero_copy_only=False).astype(np.float64)
         with np.errstate(invalid="ignore"):
             return np.where((values == np.floor(values)) & (abs(values) < _INT64_LIMIT), values, -1).astype(np.int64)
-    if not (pa.types.is_integer(field.type) or pa.types.is_boolean(field.type)):
+    if not (types.is_integer(field.type) or types.is_boolean(field.type)):
         return np.full(len(field), -1, np.int64)
-    if field.null_count or not pa.types.is_integer(field.type):
+    if field.null_count or not types.is_integer(field.type):
         field = pc.fill_null(field.cast(pa.int64(), safe=False), -1)
     return numbers(field).astype(np.int64, copy=False)
 
@@ -209,7 +209,7 @@ def child(structs: pa.StructArray, name: str, subject: str) -> pa.Array:
 
 def is_text(kind: pa.DataType) -> bool:
     """Whether an Arrow type is a string type, a dictionary of strings, or null."""
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    kind = kind.value_type if types.is_dictionary(kind) else kind
     return kind.id in _TEXT_TYPES
 
 
@@ -227,24 +227,23 @@ def _text(column: pa.Array | None, row: int, name: str) -> str | None:
 
 def _is_scattered(kind: pa.DataType) -> bool:
     """Whether values of this binary type may be scattered: a dictionary or views."""
-    if pa.types.is_dictionary(kind):
-        return bool(pa.types.is_binary(kind.value_type) or pa.types.is_large_binary(kind.value_type))
-    return bool(pa.types.is_binary_view(kind))
+    if types.is_dictionary(kind):
+        return bool(types.is_binary(kind.value_type) or types.is_large_binary(kind.value_type))
+    return bool(types.is_binary_view(kind))
 
 
 def _viewed_bytes(payload: pa.Array) -> int:
     """Return the size in bytes that a scattered array would have if it were contiguous."""
-    if pa.types.is_dictionary(payload.type):
+    if types.is_dictionary(payload.type):
         lengths = pc.binary_length(payload.dictionary).take(payload.indices).cast(pa.int64())
         return pc.sum(lengths, min_count=0).as_py() or 0
-    views = payload.buffers()[1]
-    viewed: Array = _from_buffer(views, np.int32)[::4][payload.offset : payload.offset + len(payload)]
+    viewed: Array = _from_buffer(payload.buffers()[1], np.int32)[::4][payload.offset : payload.offset + len(payload)]
     return int(viewed.sum(dtype=np.int64))
 
 
 def is_list_view(kind: pa.DataType) -> bool:
     """Whether an Arrow type is a list view, whose values may be scattered."""
-    return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
+    return bool(types.is_list_view(kind) or types.is_large_list_view(kind))
 
 
 def _from_buffer(buffer: pa.Buffer | None, dtype: type, at_least: int = 0) -> Array:
@@ -254,20 +253,14 @@ def _from_buffer(buffer: pa.Buffer | None, dtype: type, at_least: int = 0) -> Ar
 
 def list_bounds(lists: pa.Array, name: str) -> tuple[Array, Array, pa.Array]:
     """Return the start and stop of each list in the flat array of all list values, and this flat array."""
-    if pa.types.is_fixed_size_list(lists.type):
-        starts = (np.arange(len(lists)) + lists.offset) * lists.type.list_size
-        stops = starts + lists.type.list_size
-    elif pa.types.is_list(lists.type) or pa.types.is_large_list(lists.type):
-        offsets = numbers(lists.offsets)
-        starts, stops = offsets[:-1], offsets[1:]
-    elif is_list_view(lists.type):
-        starts = numbers(lists.offsets)
-        stops = starts + numbers(lists.sizes)
-    elif pa.types.is_null(lists.type):
+    if types.is_null(lists.type):
         starts = stops = np.zeros(len(lists), np.int64)
         return starts, stops, pa.nulls(0)
+    if types.is_fixed_size_list(lists.type):
+        starts = (np.arange(len(lists)) + lists.offset) * lists.type.list_size
+    elif types.is_list(lists.type) or types.is_large_list(lists.type) or is_list_view(lists.type):
+        starts = numbers(lists.offsets)[: len(lists)]
     else:
         raise DecodeError(f"{name} have the type {lists.type}, expected lists; correct the column")
-    if lists.null_count:
-        stops = np.where(flags(lists.is_valid()), stops, starts)
-    return starts, stops, lists.values
+    lengths = pc.list_value_length(lists)
+    return starts, starts + numbers(lengths.fill_null(0) if lengths.null_count else lengths), lists.values

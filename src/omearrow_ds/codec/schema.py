@@ -30,49 +30,45 @@ CHUNK_DTYPES = (*DTYPES, *(np.dtype(name) for name in ("int64", "uint64", "float
 ENCODINGS = ("bytes", "list")
 _DTYPE_NAME = re.compile(r"[<>=|]?(?!a)[a-zA-Z_]+[0-9]*", re.ASCII)
 
+_TEXT, _INT, _FLOAT = pa.string(), pa.int32(), pa.float32()
+_INDICES = {axis: pa.int16() if axis == "c" else _INT for axis in "tczyx"}
+_LIST_PIXELS = pa.list_(pa.uint16())
 _CHANNEL = pa.struct(
     {
-        **dict.fromkeys(("id", "name"), pa.string()),
-        **dict.fromkeys(("emission_um", "excitation_um"), pa.float32()),
-        "illumination": pa.string(),
+        **dict.fromkeys(("id", "name"), _TEXT),
+        **dict.fromkeys(("emission_um", "excitation_um"), _FLOAT),
+        "illumination": _TEXT,
         "color_rgba": pa.uint32(),
     }
 )
 PIXELS_META = pa.struct(
     {
-        **dict.fromkeys(("dimension_order", "type"), pa.string()),
-        **{f"size_{axis}": pa.int16() if axis == "c" else pa.int32() for axis in "xyzct"},
-        **{f"physical_size_{axis}": pa.float32() for axis in "xyz"},
-        **{f"physical_size_{axis}_unit": pa.string() for axis in "xyz"},
+        **dict.fromkeys(("dimension_order", "type"), _TEXT),
+        **{f"size_{axis}": _INDICES[axis] for axis in "xyzct"},
+        **{f"physical_size_{axis}": _FLOAT for axis in "xyz"},
+        **{f"physical_size_{axis}_unit": _TEXT for axis in "xyz"},
         "channels": pa.list_(_CHANNEL),
     }
 )
 CHUNK_GRID = pa.struct(
-    {
-        "order": pa.string(),
-        **{f"chunk_{axis}": pa.int16() if axis == "c" else pa.int32() for axis in "tczyx"},
-        "chunk_order": pa.string(),
-    }
+    {"order": _TEXT, **{f"chunk_{axis}": kind for axis, kind in _INDICES.items()}, "chunk_order": _TEXT}
 )
-CHUNK_PLACE = {
-    **{axis: pa.int16() if axis == "c" else pa.int32() for axis in "tczyx"},
-    **{f"shape_{axis}": pa.int32() for axis in "zyx"},
-}
+CHUNK_PLACE = _INDICES | {f"shape_{axis}": _INT for axis in "zyx"}
 CHUNKS = {
     "bytes": pa.list_(
-        pa.struct({**CHUNK_PLACE, "dtype": pa.string(), "compression": pa.string(), "pixel_bytes": pa.large_binary()})
+        pa.struct({**CHUNK_PLACE, "dtype": _TEXT, "compression": _TEXT, "pixel_bytes": pa.large_binary()})
     ),
-    "list": pa.list_(pa.struct({**CHUNK_PLACE, "pixels": pa.list_(pa.uint16())})),
+    "list": pa.list_(pa.struct({**CHUNK_PLACE, "pixels": _LIST_PIXELS})),
 }
 PLANE_PLACE = ("t", "c", "z")
-PLANES = pa.list_(pa.struct({"z": pa.int32(), "t": pa.int32(), "c": pa.int16(), "pixels": pa.list_(pa.uint16())}))
+PLANES = pa.list_(pa.struct({**{axis: _INDICES[axis] for axis in "ztc"}, "pixels": _LIST_PIXELS}))
 
 
 def image_struct(encoding: str) -> pa.StructType:
     """Return the OME-Arrow struct type of ``encoding`` (``"bytes"`` or ``"list"``)."""
     return pa.struct(
         {
-            **dict.fromkeys(("type", "version", "id", "name", "image_type"), pa.string()),
+            **dict.fromkeys(("type", "version", "id", "name", "image_type"), _TEXT),
             "acquisition_datetime": pa.timestamp("us"),
             "pixels_meta": PIXELS_META,
             "chunk_grid": CHUNK_GRID,
@@ -83,14 +79,11 @@ def image_struct(encoding: str) -> pa.StructType:
     )
 
 
-_SIZE_FIELDS = ("dimension_order", "type", "size_x", "size_y", "size_z", "size_c", "size_t")
-_IMAGE_FIELDS = {"name": pa.string(), "image_type": pa.string(), "acquisition_datetime": pa.timestamp("us")}
-PHYSICAL_FIELDS = tuple(field.name for field in PIXELS_META if field.name not in (*_SIZE_FIELDS, "channels"))
-METADATA = pa.struct(
-    [*_IMAGE_FIELDS.items(), *((name, PIXELS_META.field(name).type) for name in (*PHYSICAL_FIELDS, "channels"))]
-)
-METADATA_FIELDS = tuple(field.name for field in METADATA)
-_NO_CHANNEL: dict[str, Any] = dict.fromkeys(field.name for field in _CHANNEL)
+_IMAGE_FIELDS = {"name": _TEXT, "image_type": _TEXT, "acquisition_datetime": pa.timestamp("us")}
+PHYSICAL_FIELDS = tuple(name for name in PIXELS_META.names if name.startswith("physical"))
+METADATA = pa.struct(_IMAGE_FIELDS | {name: PIXELS_META.field(name).type for name in (*PHYSICAL_FIELDS, "channels")})
+METADATA_FIELDS = tuple(METADATA.names)
+_NO_CHANNEL: dict[str, Any] = dict.fromkeys(_CHANNEL.names)
 _METADATA_DEFAULTS: dict[str, Any] = dict.fromkeys(METADATA_FIELDS) | {"channels": []}
 
 
@@ -113,7 +106,7 @@ def normalize_metadata(metadata: Mapping[str, Any] | None, size_c: int, subject:
     values = {**metadata, "channels": [dict(channel) for channel in channels]}
     _refuse_unknown(values, METADATA_FIELDS, f"{subject}: metadata")
     for channel in values["channels"]:
-        _refuse_unknown(channel, [field.name for field in _CHANNEL], f"{subject}: metadata of a channel")
+        _refuse_unknown(channel, _CHANNEL.names, f"{subject}: metadata of a channel")
     if len(values["channels"]) not in (0, size_c):
         problem = f"{subject}: metadata has {len(values['channels'])} channels but the image has {size_c}"
         raise MetadataError(f"{problem}; pass one dict per channel")
