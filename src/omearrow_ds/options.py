@@ -10,6 +10,8 @@ import difflib
 import inspect
 import operator
 import os
+import re
+from ast import literal_eval
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field
 from math import inf
@@ -19,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Self
 from omearrow_ds.errors import ArgumentError
 
 if TYPE_CHECKING:
-    import re
     from concurrent.futures import Executor
 
 StrPath = str | os.PathLike[str]
@@ -36,7 +37,6 @@ _METAVARS = {
     "rate": "RATE",
     "time": "TIME",
 }
-CROPS = ("center", "random", "grid")
 PADS = ("constant", "edge", "reflect", "shift", "drop")
 
 
@@ -45,7 +45,7 @@ class Rule(NamedTuple):
 
     help: str
     kind: str = "any"  # Form of the value, and of its flag: "integer", "names" or another one that `cli.options` reads.
-    choices: tuple[str | bool, ...] = ()  # Allowed values, besides the default.
+    choices: tuple[str | bool, ...] = ()  # Allowed values, besides the default: those of a `Literal` annotation.
     minimum: int | None = None  # A number of kind "number" is above it, an integer at least equal.
     typed_minimum: int | None = None  # Minimum of the flag, if it is higher.
     flag: str | None = ""  # None for an option without flag; an empty string derives it from the name of the option.
@@ -66,9 +66,9 @@ def keyword(default: Any, help: str, kind: str = "any") -> Any:  # noqa: A002
 
 
 def rule_of(declared: Field[Any]) -> Rule:
-    """Return the rule of a field."""
     rule: Rule = declared.metadata["rule"]
-    return rule
+    literal = re.search(r"Literal\[(.*?)\]", str(declared.type))
+    return rule if literal is None else rule._replace(choices=literal_eval(f"({literal[1]},)"))
 
 
 def flag_of(declared: Field[Any]) -> str | None:
@@ -149,46 +149,43 @@ def refuse_value(
     raise ArgumentError(problem, path=path, option=name, value=value, allowed=allowed, remedy=remedy)
 
 
-def refuse_options(
-    options: Mapping[str, Any],
-    reason: str,
-    path: str | os.PathLike[str] | None = None,
-    remedy: str = "leave it out",
-) -> None:
+def refuse_options(options: Mapping[str, Any], reason: str, remedy: str = "leave it out") -> None:
     """Raise `ArgumentError` for the first of these options, if any."""
     for name, value in options.items():
-        refuse_value(name, value, reason, remedy, path)
+        refuse_value(name, option=name, remedy, path)
 
 
 def options_of(record: type[OptionRecord]) -> list[Field[Any]]:
-    """Return the declared options of a record."""
     return [declared for declared in record.__dataclass_fields__.values() if declared.init]
 
 
 def _checked(declared: Field[Any], value: Any) -> Any:
     """Return a value that is not the default, or raise `ArgumentError` if it is invalid."""
     name, rule, or_none = declared.name, rule_of(declared), ", or None" if declared.default is None else ""
+    allowed = remedy = ""
     if rule.choices:
         check_choice(name, value, rule.choices, or_none)
     elif rule.kind == "number":
         if not isinstance(value, Real) or not 0 < value < inf:  # type: ignore[operator]
-            raise ArgumentError(option=name, value=value, allowed=f"a finite number above 0{or_none}")
-    elif rule.minimum is not None:
-        if rule.kind != "bytes":
-            return check_integer(name, value, rule.minimum, f"a whole number from {rule.minimum}{or_none}")
+            allowed = f"a finite number above 0{or_none}"
+    elif rule.kind == "bytes":
         allowed = f"a number of bytes from {rule.minimum}{or_none}"
-        if isinstance(value, str):
-            raise ArgumentError(option=name, value=value, allowed=allowed, remedy="pass e.g. 20e9 for 20 GB")
-        number = int(value) if isinstance(value, float) and value.is_integer() else value
-        return check_integer(name, number, rule.minimum, allowed)
+        if not isinstance(value, str):
+            number = int(value) if isinstance(value, float) and value.is_integer() else value
+            return check_integer(name, number, rule.minimum or 0, allowed)
+        remedy = "pass e.g. 20e9 for 20 GB"
+    elif rule.minimum is not None:
+        return check_integer(name, value, rule.minimum, f"a whole number from {rule.minimum}{or_none}")
     elif rule.kind == "text" and not isinstance(value, str | os.PathLike):
-        raise ArgumentError(option=name, value=value, allowed=f"a string{or_none}")
+        allowed = f"a string{or_none}"
     elif rule.kind == "selection" and not isinstance(value, Mapping):
-        raise ArgumentError(option=name, value=value, allowed="a mapping of axes, e.g. {'C': [0, 2]}")
+        allowed = "a mapping of axes, e.g. {'C': [0, 2]}"
     elif rule.kind == "task":
         whole = isinstance(value, Sequence) and [type(number) for number in value] == [int, int]
         if not whole or not 1 <= value[0] <= value[1]:
-            raise ArgumentError(option=name, value=value, allowed="(K, N) for task K of N, counted from 1")
+            allowed = "(K, N) for task K of N, counted from 1"
+    if allowed:
+        raise ArgumentError(option=name, value=value, allowed=allowed, remedy=remedy)
     return value
 
 
@@ -202,9 +199,7 @@ class OpenSettings(OptionRecord):
         "repeated",
         metavar="COLUMN",
     )
-    nulls: Literal["error", "skip"] = option(
-        "error", "Handling of table rows without an image: error, or skip them.", choices=("error", "skip")
-    )
+    nulls: Literal["error", "skip"] = option("error", "Handling of table rows without an image: error, or skip them.")
     level: int = option(0, "Resolution level of OME-Zarr images; 0 is full resolution.", "integer", metavar="N")
     pattern: str | re.Pattern[str] | None = option(
         None,
@@ -214,7 +209,7 @@ class OpenSettings(OptionRecord):
     )
     channels: Sequence[str] | None = option(None, "Channels to read with --pattern, in this order.", "names")
     incomplete: Literal["error", "skip"] = option(
-        "error", "Handling of images with missing files in --pattern: error, or skip them.", choices=("error", "skip")
+        "error", "Handling of images with missing files in --pattern: error, or skip them."
     )
     root: StrPath | None = option(None, "Folder of the image files listed by a LoadData table.", metavar="FOLDER")
     columns: Any = option(None, "CSV or Parquet file with columns to join to the images.", metavar="TABLE")
@@ -273,11 +268,11 @@ class SampleSettings(OptionRecord):
         metavar="Y0,Y1,X0,X1",
     )
     crop: Literal["center", "random", "grid"] | None = option(
-        None, "Position of crops if there are no objects.", choices=CROPS, flag=None
+        None, "Position of crops if there are no objects.", flag=None
     )
     overlap: int | tuple[int, int] | None = keyword(None, "Pixels that neighboring tiles share.")
     pad: Literal["constant", "edge", "reflect", "shift", "drop"] | None = option(
-        None, "Fill of crops beyond the edge of the field.  [default: constant]", choices=PADS
+        None, "Fill of crops beyond the edge of the field.  [default: constant]"
     )
     resize: tuple[int, int] | None = keyword(None, "Size to scale boxes to.")
     pad_to: tuple[int, int] | None = keyword(None, "Size to pad boxes to with zeros.")
@@ -288,10 +283,7 @@ class WriteSettings(OptionRecord):
     """Options of `omearrow_ds.write_images`, `convert` and `write_crops` that determine how the target is written."""
 
     encoding: Literal["bytes", "list"] = option(
-        "bytes",
-        "Pixel encoding in table formats; list supports only uint8 and uint16.",
-        choices=("bytes", "list"),
-        shows_default=True,
+        "bytes", "Pixel encoding in table formats; list supports only uint8 and uint16.", shows_default=True
     )
     compression: str | None = option(
         None, "Pixel compression, such as none or zstd. The default depends on the format."
@@ -323,7 +315,6 @@ class WriteSettings(OptionRecord):
     on_error: Literal["raise", "skip"] = option(
         "raise",
         "Handling of unreadable or deviating images: raise an error, or skip and list them.",
-        choices=("raise", "skip"),
         shows_default=True,
     )
     target_storage: Any = keyword(None, "Endpoint and credentials for a target URL.")
@@ -347,16 +338,10 @@ class ProfileSettings(OptionRecord):
     batch_size: int = _BATCH_SIZE
     num_workers: int | str = option("auto", "Worker processes.", "workers", flag="--workers", shows_default=True)
     preload: Literal[True, False, "auto"] | None = option(
-        None,
-        "Decode all pixels into memory; auto: if they fit.",
-        "preload",
-        choices=(True, False, "auto"),
-        shows_default="no",
+        None, "Decode all pixels into memory; auto: if they fit.", "preload", shows_default="no"
     )
     model: Any = option(None, "torch.nn.Module, or function that returns one.", metavar="MODULE:NAME")
-    optimizer: Literal["sgd", "adam", "none"] = option(
-        "sgd", "none: only the forward pass.", choices=("sgd", "adam", "none"), shows_default=True
-    )
+    optimizer: Literal["sgd", "adam", "none"] = option("sgd", "none: only the forward pass.", shows_default=True)
     device: Any = option(None, "Device of batches and model, e.g. cuda.  [default: cpu]")
     shuffle: bool = option(True, "Random order.", "switch", shows_default=True)
     seconds: float | None = option(None, "Time to measure the stages.  [default: 1 to 10]", "number")
@@ -370,9 +355,7 @@ class RecommendSettings(OptionRecord):
     """Options of `omearrow_ds.recommend`, except those that open the collection or create samples."""
 
     epochs: int = option(10, "Number of epochs.", "integer", minimum=1, shows_default=True)
-    access: Literal["random", "sequential"] = option(
-        "random", "Order of reads.", choices=("random", "sequential"), shows_default=True
-    )
+    access: Literal["random", "sequential"] = option("random", "Order of reads.", shows_default=True)
     budget_bytes: int | None = option(
         None, "Disk space for converted images, e.g. 20GB; by default the free space.", "bytes"
     )
