@@ -175,8 +175,7 @@ class Loop(AbstractContextManager["Loop"]):
             run = self.run(least_s, most_s, epochs)
             recorder.stop()
         pids = (worker.pid for worker in getattr(torch_batches, "_workers", ()))
-        counts = np.array(recorder.counts).reshape(-1, 3)
-        return break_down(run, cost, counts, self._clocks.counts() - before, pids)
+        return break_down(run, cost, np.array(recorder.counts).reshape(-1, 3), self._clocks.counts() - before, pids)
 
     def __exit__(self, *error: object) -> None:
         torch_batches = self.loader._iterator  # noqa: SLF001  # torch ends workers only when the loader is collected

@@ -23,7 +23,7 @@ from omearrow_ds.advise.profile.loop import Loop, Optimizer, make_step
 from omearrow_ds.advise.profile.recorder import Breakdown
 from omearrow_ds.advise.profile.result import ON_DEMAND, Profile, Trial, judge
 from omearrow_ds.advise.turns import InterleavedRounds, noise
-from omearrow_ds.dataset.collection import Preload, Select
+from omearrow_ds.dataset.collection import Collection, Preload, Select
 from omearrow_ds.dataset.crop_boxes import DatasetOptions, split_options
 from omearrow_ds.dataset.dataset import OMEArrowDataset
 from omearrow_ds.dataset.preload import PixelCache
@@ -378,14 +378,17 @@ def memory_problem(dataset: StoredSamples) -> str:
 
 
 def on_demand(dataset: StoredSamples) -> StoredSamples:
-    masks = None if dataset._masks is None else dataset._masks.collection.on_demand()
-    return dataset._with_reader(dataset._collection.on_demand(), masks)
+    return _moved(dataset, Collection.on_demand)
 
 
 def preloaded(dataset: StoredSamples, folder: Path | None = None, *, progress: bool = False) -> StoredSamples:
     """Return a copy with all images and masks decoded into memory, or into memory-mapped files in ``folder``."""
-    masks = None if dataset._masks is None else dataset._masks.collection.preloaded(folder, progress=progress)
-    return dataset._with_reader(dataset._collection.preloaded(folder, progress=progress), masks)
+    return _moved(dataset, lambda collection: collection.preloaded(folder, progress=progress))
+
+
+def _moved(dataset: StoredSamples, move: Callable[[Collection], Collection]) -> StoredSamples:
+    masks = None if dataset._masks is None else move(dataset._masks.collection)
+    return dataset._with_reader(move(dataset._collection), masks)
 
 
 def part_preloaded(dataset: StoredSamples, count: int) -> StoredSamples:

@@ -25,11 +25,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data import Dataset, get_worker_info
 
-from omearrow_ds.dataset.shared_memory import SharedBlock
+from omearrow_ds.dataset.shared_memory import Array, SharedBlock
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.storage.formats import formats
 
-Array = np.ndarray[Any, Any]
 # Stages in their order, with the work that each includes.
 STAGE_NOTES = {
     "open": "opening the collection again in another process",
@@ -307,8 +306,7 @@ def break_down(run: Run, cost: tuple[float, float], program: Array, workers: Arr
     shares = worker_s / busy_s if busy_s > 0 else np.array([stage == "hand-over" for stage in STAGE_NOTES])
     now_s = own_s + wait_s
     # The workers overlap as much without a stage as they do now. Without other stages, they may never wait.
-    never_waiting_s = min(busy_s / max(1, len(workers_s)), now_s)
-    parallel_s = np.where(worker_s > 0, now_s * (1 - shares), never_waiting_s)
+    parallel_s = np.where(worker_s > 0, now_s * (1 - shares), min(busy_s / max(1, len(workers_s)), now_s))
     with np.errstate(divide="ignore"):
         ceilings = now_s / np.maximum(own_s - program_s, parallel_s)
     calls = program[:, 1] + workers[:, :, 1].sum(axis=0)

@@ -31,6 +31,7 @@ from omearrow_ds.advise.recommend.choices import (
 from omearrow_ds.advise.recommend.sample import Clock, Limits, Resemblance, SampleCoverage, SampleFields, take_sample
 from omearrow_ds.advise.recommend.trials import Access, LayoutRounds, LoaderTiming, Settings, Subject, best, scan
 from omearrow_ds.axes import checked_size
+from omearrow_ds.dataset.crop_boxes import check_needed
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.options import RecommendSettings, SampleSettings, refuse_unknown
 from omearrow_ds.resources import available_bytes, available_cores, preload_limit_bytes, workspace
@@ -229,12 +230,10 @@ def recommend(
     requested = RecommendSettings.take(locals())
     refuse_unknown(opening, OpenOptions.__annotations__, recommend)
     warn_of_layout(path, opening)
-    crops = SampleSettings(objects=objects, center=center, box=box, pad=pad, resize=resize).chosen
-    if crops and objects is None:
-        raise ArgumentError("needs objects=", option=next(iter(crops)), remedy="pass objects= or leave it out")
+    check_needed("objects=", objects is not None, center=center, box=box, pad=pad, resize=resize)
+    crops: Any = SampleSettings(objects=objects, center=center, box=box, pad=pad, resize=resize).chosen
     if crops and tile is not None:
-        problem, remedy = "conflicts with objects=", "pass only one of them"
-        raise ArgumentError(problem, option="tile", value=tile, remedy=remedy)
+        raise ArgumentError("conflicts with objects=", option="tile", value=tile, remedy="pass only one of them")
     crop_size = None if crop_size is None else checked_size(crop_size)
     of_objects = ObjectSettings.take(opening, objects)
     link = NetworkLink.parse(bandwidth, latency)
@@ -282,8 +281,7 @@ def _choose(rounds: LayoutRounds, deadline_s: float, start_methods: Sequence[str
         trial, now_s = rounds.trial_for(row.plan), subject.clock()
         left_s = max(0.0, deadline_s - now_s)
         if trial is not None and (left_s or not position):
-            deadline = now_s + left_s / (len(finalists) - position)
-            timings = scan(trial, row, deadline, rounds.progress, start_methods)
+            timings = scan(trial, row, now_s + left_s / (len(finalists) - position), rounds.progress, start_methods)
             fastest = best(timings, epochs * row.epoch_s)
             choices[row.plan], costs[row.plan] = (fastest.settings, timings), fastest.apply(row, epochs)
     row = choose(costs[row.plan] for row in finalists) or first
@@ -309,8 +307,7 @@ def _report(
         over_link = RemoteEstimate.choose(link, rows, task, on_server=on_server)
         notes += [] if over_link else ["Link not estimated: no measured format stores a part in one file."]
     if over_link is not None and tile is None:
-        in_parts = unused_path_near(path, SUFFIX)
-        command = conversion(path, in_parts, over_link.chosen.row.plan.layout, of_fields)
+        command = conversion(path, unused_path_near(path, SUFFIX), over_link.chosen.row.plan.layout, of_fields)
         over_link = over_link._replace(command=command)
     target = path if layout.as_it_is else unused_path_near(path, layout.format.suffix)
     dataset = {"preload": row.plan.preload, **subject.settings.chosen, **sample.origin.code}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from omearrow_ds.advise.turns import WORTH_IT, doubt_note, gains, mostly_agree, tie_ratio, too_noisy
+from omearrow_ds.dataset.crop_boxes import check_needed
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.storage.formats import CHUNK_COMPRESSIONS, Format, formats, get_format
 from omearrow_ds.storage.formats._urls import Url
@@ -260,15 +261,14 @@ class NetworkLink(NamedTuple):
     @classmethod
     def parse(cls, bandwidth: str | float | None, latency: str | float | None) -> NetworkLink | None:
         """Parse bandwidth and latency, strings with units or numbers, into a link; return None without a bandwidth."""
+        check_needed("bandwidth=", bandwidth is not None, latency=latency)
         if bandwidth is None:
-            if latency is not None:
-                raise ArgumentError("needs bandwidth=", option="latency", value=latency, remedy="pass bandwidth= too")
             return None
         bytes_s = as_rate(bandwidth) if isinstance(bandwidth, str) else bandwidth
         latency_s = as_seconds(latency) if isinstance(latency, str) else latency or 0.0
-        if bytes_s is None or not 0 < bytes_s < math.inf:
+        if bytes_s is None or not 0 < bytes_s < inf:
             raise ArgumentError("is not a rate", option="bandwidth", value=bandwidth, remedy=RATES)
-        if latency_s is None or not 0 <= latency_s < math.inf:
+        if latency_s is None or not 0 <= latency_s < inf:
             raise ArgumentError("is not a time", option="latency", value=latency, remedy=TIMES)
         return cls(bytes_s, latency_s)
 

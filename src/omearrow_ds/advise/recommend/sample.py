@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from omearrow_ds.axes import AXES
-from omearrow_ds.dataset.crop_boxes import boxes_around_objects
+from omearrow_ds.dataset.crop_boxes import CropOptions, make_crops
 from omearrow_ds.errors import ArgumentError, AxesError
 from omearrow_ds.resources import image_bytes, split_by_bytes
 from omearrow_ds.storage.formats._base import Array, Images
@@ -73,28 +73,18 @@ class SampleFields:
     options: dict[str, Any] = field(default_factory=dict)  # Keywords of a dataset of the source.
 
     @classmethod
-    def open(
-        cls, source: Images, crop_size: tuple[int, int] | None, crops: dict[str, Any], of_objects: ObjectSettings
-    ) -> SampleFields:
-        """Open the table of objects that ``crops``, a dict of dataset options, contains.
-
-        Errors are those of the dataset.
-        """
+    def open(cls, source: Images, crop_size: Any, crops: CropOptions, of_objects: ObjectSettings) -> SampleFields:
+        """Open the table of objects that ``crops`` may contain, as a dataset with these options does."""
         if not crops:
             return cls(source)
-        box, pad, passed = crops.get("box"), crops.get("pad"), crops["objects"]
-        if crop_size is None and not box:
-            raise ArgumentError(
-                "the size of crops is missing", option="crop_size", remedy="pass (height, width), or box= with resize="
-            )
-        images, objects = of_objects.open(source, passed, crops.get("center"), box)
-        objects = objects.keep(boxes_around_objects(objects, images.shapes, crop_size, pad)[1])
+        images, windows = make_crops(source, crop_size, crops, of_objects, is_float32=True)
+        objects: Any = windows.rows and windows.rows.objects
         if not len(objects.rows):
             problem, remedy = "has no objects in these images", "pass a table with objects of these images"
             raise ArgumentError(f"{objects.joined.name} {problem}", option="objects", remedy=remedy)
-        file, row_filter = table_file(passed, "objects"), of_objects.row_filter
+        file, row_filter = table_file(crops["objects"], "objects"), of_objects.row_filter
         types = None if file is None else of_objects.types.of_table(file) or None
-        condition = None if row_filter is None else row_filter.condition
+        condition = row_filter and row_filter.condition
         return cls(images, objects, {**crops, "on": of_objects.on, "column_types": types, "filter": condition})
 
     @cached_property
@@ -152,16 +142,15 @@ class Sample(NamedTuple):
     cut: bool = False
 
     def part(self, step: int) -> Sample:
-        parts = {name: getattr(self, name)[::step] for name in ("images", "metadata", "columns", "indices")}
-        return self._replace(**parts)
+        names = ("images", "metadata", "columns", "indices")
+        return self._replace(**{name: getattr(self, name)[::step] for name in names})
 
     @property
     def size_bytes(self) -> int:
         return sum(image.nbytes for image in self.images)
 
     def coverage(self, seconds: float = 0.0) -> SampleCoverage:
-        sizes = self.size_bytes, self.whole_count, self.whole_bytes
-        return SampleCoverage(len(self.images), *sizes, seconds, self.cut)
+        return SampleCoverage(len(self.images), self.size_bytes, self.whole_count, self.whole_bytes, seconds, self.cut)
 
     @property
     def complete(self) -> bool:
@@ -198,8 +187,7 @@ class Resemblance(NamedTuple):
             return cls("cells-uint8", "pixels are uint8")
         levels = np.count_nonzero(sum(np.bincount(image.reshape(-1), minlength=2**16) for image in images))
         bits = next(bits for bits in (8, 12, 16) if levels <= 2**bits)
-        why = f"pixels have {levels:,} of the 2^{bits} values of a camera of {bits} bits"
-        return cls(f"cells-{bits}bit", why)
+        return cls(f"cells-{bits}bit", f"pixels have {levels:,} of the 2^{bits} values of a camera of {bits} bits")
 
 
 class SampleCoverage(NamedTuple):
@@ -218,7 +206,7 @@ class SampleCoverage(NamedTuple):
         if self.whole:
             return f"{'' if self.whole_count == 1 else 'all '}{whole} ({whole_size})"
         part = whole if self.images == self.whole_count else f"{self.images:,} of {whole}"
-        cut = ", large images cropped to their center" if self.cut else ""
+        cut = ", large images cropped to their center" * self.cut
         return f"{part}{cut}, {size(self.size_bytes)} of {whole_size}; the values below are scaled to all images"
 
     @property
@@ -288,8 +276,7 @@ def _candidates(origin: SampleFields) -> Array:
     if parted is None or parted.window is None or len(parted.starts) < 2:
         return candidates
     part_of = np.searchsorted(parted.starts, candidates, side="right") - 1
-    chosen = np.linspace(0, len(parted.starts) - 2, _FETCHED_PARTS).astype(np.int64)
-    is_near = np.isin(part_of, chosen)
+    is_near = np.isin(part_of, np.linspace(0, len(parted.starts) - 2, _FETCHED_PARTS).astype(np.int64))
     return candidates[is_near] if is_near.any() else candidates
 
 

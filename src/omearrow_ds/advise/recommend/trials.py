@@ -190,10 +190,8 @@ class LayoutTrial:
             preload_s, preloaded = subject.timed(self.dataset, preload=True)
             memory_s = self._epoch(preloaded, number)[1] * self.factor
         open_s, batch_s = opened_s + max(0.0, first_s - batch_s), batch_s * self.growth
-        return (
-            PlanTiming(convert_s, open_s * self.once, epoch_s * self.factor * self.growth, batch_s),
-            PlanTiming(convert_s, preload_s * self.once, memory_s, batch_s),
-        )
+        on_demand = PlanTiming(convert_s, open_s * self.once, epoch_s * self.factor * self.growth, batch_s)
+        return on_demand, PlanTiming(convert_s, preload_s * self.once, memory_s, batch_s)
 
     def _epoch(self, dataset: OMEArrowDataset, number: int) -> tuple[float, float, float]:
         """Return the seconds of the first batch, of an epoch (estimated from its first batches), and of a batch."""
@@ -366,8 +364,9 @@ class LoaderTiming:
             return row
         gained_s = epochs * row.epoch_s * (1 - self.ratio) - self.start_s
         totals_s = {number: max(0.0, total_s - gained_s) for number, total_s in row.totals_s.items()}
-        total_s = max(0.0, row.total_s - gained_s)
-        return replace(row, epoch_s=row.epoch_s * self.ratio, total_s=total_s, totals_s=totals_s)
+        return replace(
+            row, epoch_s=row.epoch_s * self.ratio, total_s=max(0.0, row.total_s - gained_s), totals_s=totals_s
+        )
 
 
 def grid(batch_size: int, cores: int) -> list[Settings]:
@@ -387,16 +386,15 @@ def scan(
     ``start_methods`` are names of multiprocessing, tried with the best number of workers if that is not 0. They run the
     main script again in each worker, so it needs a ``__main__`` guard.
     """
-    subject, num_samples = trial.subject, len(trial.indices)
-    clock, batch_size = subject.clock, subject.batch_size
+    subject, clock, batch_size = trial.subject, trial.subject.clock, trial.subject.batch_size
     half_time_s, settings = (clock() + deadline_s) / 2, grid(batch_size, available_cores())
     progress.reset(total=len(settings))
     progress.set_description("loader settings")
     dataset = trial.dataset(preload=row.plan.preload)
-    batch_s = row.epoch_s * batch_size / (trial.factor * num_samples)
+    batch_s = row.epoch_s * batch_size / (trial.factor * len(trial.indices))
     num_batches = min(_MAX_BATCHES, max(_MIN_BATCHES, int(subject.part_s / 2 / max(batch_s, 1e-6))))
-    epochs = range(-(-num_batches * batch_size // num_samples))
-    order = [index for epoch in epochs for index in trial.order(epoch)][: num_batches * batch_size]
+    endless = itertools.chain.from_iterable(map(trial.order, itertools.count()))
+    order = [*itertools.islice(endless, num_batches * batch_size)]
     loaders: dict[Settings, OMEArrowDataLoader] = {}
 
     def start(setting: Settings) -> float:
@@ -409,8 +407,7 @@ def scan(
         progress.update()
         return first_s
 
-    starts_s = {setting: start(setting) for setting in settings[:1]}
-    starts_s |= {setting: start(setting) for setting in settings[1:] if clock() <= half_time_s}
+    starts_s = {setting: start(setting) for setting in settings if not loaders or clock() <= half_time_s}
     turns: InterleavedRounds[Settings, float] = InterleavedRounds(lambda: turns.rounds > 0 and clock() > deadline_s)
     turns.run(loaders, lambda setting: subject.timed(deque, loaders[setting], 0)[0] / len(order), _MOST_LOADER_ROUNDS)
     loaders.clear()  # Ends their workers.
@@ -420,8 +417,7 @@ def scan(
         for setting, sample_s in least_s.items()
     ]
     fastest = best(timings).settings
-    for method in start_methods if fastest.num_workers else ():
-        other = replace(fastest, start_method=method)
+    for other in [replace(fastest, start_method=name) for name in start_methods if fastest.num_workers]:
         timings.append(LoaderTiming(other, None, start(other), 0, None))
         loaders.clear()
     dataset.source.close()
@@ -434,15 +430,10 @@ def best(timings: Sequence[LoaderTiming], work_s: float = inf) -> LoaderTiming:
     Workers must save more of ``work_s``, the time of all epochs without workers, than their start takes.
     """
     first = timings[0]
-    ratios = {
-        timing: timing.ratio
-        for timing in timings
-        if timing.ratio is not None
-        and timing.settings.batch_size == first.settings.batch_size
-        and (timing is first or work_s * (1 - timing.ratio) > timing.start_s)
-    }
-    least = min(ratios.values())
+    alike = [(timing, timing.ratio) for timing in timings if timing.settings.batch_size == first.settings.batch_size]
+    ratios = [(one, ratio) for one, ratio in alike if ratio and (one is first or work_s * (1 - ratio) > one.start_s)]
+    least = min(ratio for _, ratio in ratios)
     if least * WORTH_IT > 1:
         return first
-    near = [timing for timing, ratio in ratios.items() if ratio <= least * MOST_TIE]
+    near = [timing for timing, ratio in ratios if ratio <= least * MOST_TIE]
     return min(near, key=lambda timing: (timing.settings.num_workers, timing.settings.prefetch_factor or 0))
