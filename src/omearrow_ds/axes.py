@@ -96,8 +96,7 @@ class SampleAxes:
             if not isinstance(axis, str) or axis not in tuple(AXES):
                 raise AxesError(f"select={self.select!r}: unknown axis {axis!r}, expected letters of {AXES!r}")
         # A copy, as each worker process evaluates it again, and changes by the caller must not affect samples.
-        picks = {axis: _own(axis, pick) for axis, pick in (self.select or {}).items()}
-        object.__setattr__(self, "select", picks)
+        object.__setattr__(self, "select", {axis: _own(axis, pick) for axis, pick in (self.select or {}).items()})
         if self.crop_size is not None:
             object.__setattr__(self, "crop_size", checked_size(self.crop_size))
 

@@ -48,8 +48,7 @@ def info(path: Path, **options: Any) -> Printed:
       omearrow-ds info plate1.pq --format parquet
     """
     description = describe(path, options.pop("format"), read_pixels=True, **options)
-    facts = _facts(description, is_filtered=options.get("filter") is not None)
-    return description.as_dict(), text.table(facts)
+    return description.as_dict(), text.table(_facts(description, is_filtered=options.get("filter") is not None))
 
 
 def _facts(description: Description, *, is_filtered: bool) -> list[tuple[str, str]]:

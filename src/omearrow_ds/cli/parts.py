@@ -74,9 +74,8 @@ def writing(
             return describe_share(dst, settings.task, storage, elapsed_s)
         written = describe(dst, options["format"], storage=storage)
         absolute = {name: str(path.absolute()) for name, path in sources.items()}
-        values = {**absolute, "seconds": elapsed_s, "written": written.as_dict(), **details}
         line = f"{click.format_filename(dst)}: {in_words(written, noun)}, in {text.duration(elapsed_s)}"
-        return values, [line, *more]
+        return {**absolute, "seconds": elapsed_s, "written": written.as_dict(), **details}, [line, *more]
 
     with CollectionSource(images) as opened, executor_of(executor) as pool:
         yield opened, {**keywords, "executor": pool}, report
@@ -168,13 +167,12 @@ def describe_share(dst: Path, task: tuple[int, int], storage: Storage | None, el
     target = source.parts_target(dst, storage)
     total = (target.plan or {"parts": 0})["parts"]
     num_ready = total if target.is_published else len(target.finished_parts())
-    counts = {"share": "{}/{}".format(*task), "made": num_ready, "parts": total}
+    counts = {"share": "{}/{}".format(*task), "made": num_ready, "parts": total, "seconds": elapsed_s}
     words = ["omearrow-ds", "publish", str(dst), *text.as_flags({"storage": storage})]
     rest = f"publish it: {shlex.join(words)}" if num_ready == total else "publish it after all parts are written"
     progress = f"{num_ready:,} of {text.count(total, 'part')} {'is' if total == 1 else 'are'} written"
     share = f"{click.format_filename(dst)}: {'task {} of {}'.format(*task)} in {text.duration(elapsed_s)}"
-    values = {"path": str(dst.absolute()), **counts, "seconds": elapsed_s}
-    return values, [f"{share}; {progress}; {rest}"]
+    return {"path": str(dst.absolute()), **counts}, [f"{share}; {progress}; {rest}"]
 
 
 @click.command()
@@ -237,14 +235,11 @@ def cache(folder: Path | None, *, limit: int | None, clear: bool) -> Printed:
     values, rows = [], []
     for part in parts:
         used_at = datetime.fromtimestamp(part.used_s, UTC).isoformat(timespec="seconds")
-        age = f"used {text.duration(max(0.0, time.time() - part.used_s))} ago"
-        use = _USES[part.is_pinned, part.name.endswith(PARTIAL)]
-        sizes = {"name": part.name, "size_bytes": part.size_bytes}
-        values.append({**sizes, "last_used": used_at, "held": part.is_pinned})
-        rows.append([f"  {part.name}", text.size(part.size_bytes), age, use])
+        age, use = time.time() - part.used_s, _USES[part.is_pinned, part.name.endswith(PARTIAL)]
+        values.append({"name": part.name, "size_bytes": part.size_bytes, "last_used": used_at, "held": part.is_pinned})
+        rows.append([f"  {part.name}", text.size(part.size_bytes), f"used {text.duration(max(0.0, age))} ago", use])
     facts = [text.count(len(parts), "file"), text.size(num_bytes), f"{used} of it in use"]
     facts += [removed] if clear or limit is not None else []
     line = f"{click.format_filename(part_cache.folder)}: {', '.join(facts)}"
-    totals = {"path": str(part_cache.folder), "bytes": num_bytes, "held_bytes": used_bytes}
-    totals = {**totals, "removed_bytes": removed_bytes, "parts": values}
-    return totals, [line, *(text.table(rows) if rows else [])]
+    totals = {"bytes": num_bytes, "held_bytes": used_bytes, "removed_bytes": removed_bytes, "parts": values}
+    return {"path": str(part_cache.folder), **totals}, [line, *(text.table(rows) if rows else [])]

@@ -119,5 +119,4 @@ def _compiled(numba: ModuleType, function: Loop, types: tuple[str, ...], *, cach
 def _type(numba: ModuleType, text: str) -> Any:
     name, _, access = text.partition(" ")
     kind = getattr(numba.types, name)
-    aligned = access != "unaligned"
-    return numba.types.Array(kind, 1, "C", readonly=access != "w", aligned=aligned) if access else kind
+    return numba.types.Array(kind, 1, "C", readonly=access != "w", aligned=access != "unaligned") if access else kind

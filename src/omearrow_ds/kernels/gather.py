@@ -20,10 +20,6 @@ _ROW_BY_ROW_BYTES = 128 * 1024
 _TOGETHER_BYTES = 2**22
 _THREADED_BYTES = 8 * 2**20  # Smaller batches do not gain from threads.
 _FROM_TYPES = ("int64 r", "int64 r", "float32 w", "float32", "int64")
-STAGES = {
-    **dict.fromkeys(("scale", "gather", "crops", "fill_in_threads"), "normalize"),
-    **dict.fromkeys(("DecodedRows.sample", "DecodedRows.batch"), "select"),
-}
 
 
 class DecodedRows:

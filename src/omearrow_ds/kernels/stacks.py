@@ -243,8 +243,7 @@ class Stacks:
     @functools.cached_property
     def addresses(self) -> Array:
         """(N,) int64, the address of each image."""
-        starts = (_address(array) + np.arange(len(array)) * array.strides[0] for array in self.arrays)
-        return np.concatenate(list(starts))
+        return np.concatenate([_address(array) + np.arange(len(array)) * array.strides[0] for array in self.arrays])
 
     @functools.cached_property
     def has_equal_strides(self) -> bool:
