@@ -102,9 +102,8 @@ class SampleAxes:
 
     def cut(self, shape: Sequence[int], subject: str) -> Cut:
         """Return the cut for images of ``shape`` (T, C, Z, Y, X); ``subject`` names the image in an error."""
-        indices: dict[str, Sequence[int]] = {}
-        for axis, size in zip(AXES, shape, strict=True):
-            indices[axis] = _resolve(axis, int(size), (self.select or {}).get(axis, slice(None)), subject)
+        select, sizes_of = self.select or {}, zip(AXES, map(int, shape), strict=True)
+        indices = {axis: _resolve(axis, size, select.get(axis, slice(None)), subject) for axis, size in sizes_of}
         if self.crop_size is not None:
             sizes = len(indices["Y"]), len(indices["X"])
             if self.crop_size[0] > sizes[0] or self.crop_size[1] > sizes[1]:

@@ -14,6 +14,7 @@ import re
 from ast import literal_eval
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field
+from functools import partial
 from math import inf
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Self
@@ -60,9 +61,7 @@ def option(default: Any, help: str, kind: str = "any", **rule: Any) -> Any:  # n
     return field(default=default, metadata={"rule": Rule(help, kind, **settings)})
 
 
-def keyword(default: Any, help: str, kind: str = "any") -> Any:  # noqa: A002
-    """Return a field like `option`, for an option of Python without flag."""
-    return option(default, help, kind, flag=None)
+keyword = partial(option, flag=None)  # For options of Python without flag.
 
 
 def rule_of(declared: Field[Any]) -> Rule:

@@ -103,12 +103,13 @@ def normalize_metadata(metadata: Mapping[str, Any] | None, size_c: int, subject:
         raise MetadataError(
             f"{subject}: metadata has channels={channels!r}, expected a list of dicts; pass one dict per channel"
         )
-    values = {**metadata, "channels": [dict(channel) for channel in channels]}
+    channels = [*map(dict, channels)]
+    values = {**metadata, "channels": channels}
     _refuse_unknown(values, METADATA_FIELDS, f"{subject}: metadata")
-    for channel in values["channels"]:
+    for channel in channels:
         _refuse_unknown(channel, _CHANNEL.names, f"{subject}: metadata of a channel")
-    if len(values["channels"]) not in (0, size_c):
-        problem = f"{subject}: metadata has {len(values['channels'])} channels but the image has {size_c}"
+    if len(channels) not in (0, size_c):
+        problem = f"{subject}: metadata has {len(channels)} channels but the image has {size_c}"
         raise MetadataError(f"{problem}; pass one dict per channel")
     try:
         stored: dict[str, Any] = pa.scalar(values, type=METADATA).as_py()

@@ -165,9 +165,8 @@ def profile_dataset(
             loops[_CACHED] = copy.copy(plain)
             loops[_CACHED].loader = [next(iter(replace(plain, num_workers=0).loader))]
         if settings.trials:
-            of_pixels = [row for row in breakdown.stages if row.stage in _PIXEL_STAGES]
-            sample_s = sum(row.program_s + row.worker_s for row in of_pixels) / breakdown.samples
-            decode_s = current.setup_s or sample_s * len(dataset)
+            pixels_s = sum(row.program_s + row.worker_s for row in breakdown.stages if row.stage in _PIXEL_STAGES)
+            decode_s = current.setup_s or pixels_s / breakdown.samples * len(dataset)
             limit_s = max(2.0, 2 * min(most_s, 3 * _MOST_S))
             folder = stack.enter_context(workspace(settings.work_dir))
             candidates = find_candidates(plain, opening, decode_s, limit_s, folder)

@@ -60,15 +60,16 @@ class Trial:
         own, demand = rates.get(self.name), rates.get(ON_DEMAND)
         if own is None:
             return self
-        rate, ratios, epochs, clear = median(own.values()), gains(own, rates[now]), None, True
+        rate, ratios, trial = median(own.values()), gains(own, rates[now]), self
         if demand is not None and self.setup_s is not None:
             others, demand_rate = gains(own, demand), median(demand.values())
             epochs = break_even_epochs(self.setup_s, images / demand_rate, rate / demand_rate, min(others))
             # The rounds agree on a speedup, or on its absence.
             clear = mostly_agree(ratio > 1.0 for ratio in others) or mostly_agree(ratio < LEAST_TIE for ratio in others)
+            trial = replace(self, break_even_epochs=epochs, clear=clear)
         gain = rate / median(rates[now].values())
-        trial = replace(self, gain=gain, least_gain=min(ratios), most_gain=max(ratios))
-        return replace(trial, samples_per_s=rate, epoch_s=images / rate, break_even_epochs=epochs, clear=clear)
+        trial = replace(trial, gain=gain, least_gain=min(ratios), most_gain=max(ratios))
+        return replace(trial, samples_per_s=rate, epoch_s=images / rate)
 
 
 def break_even_epochs(setup_s: float, epoch_s: float, gain: float, least_gain: float) -> int | None:
@@ -258,8 +259,8 @@ def judge(
     headroom = None if cached is None else median(cached.values()) / median(rates.values())
     ratios = [] if cached is None else gains(cached, rates)
     kind = _kind(headroom)
-    data_stages = [row for row in breakdown.stages if row.stage not in (*COMPUTE, CLOCKS)]
-    largest = max(data_stages, key=lambda row: row.total_s)
+    of_data = (row for row in breakdown.stages if row.stage not in (*COMPUTE, CLOCKS))
+    largest = max(of_data, key=lambda row: row.total_s)
     text = f"{kind.capitalize()}: the largest data stage, {largest.stage}, takes {largest.share:.0%} of the time."
     doubt = ""
     if headroom is None:
