@@ -151,7 +151,7 @@ def refuse_value(
 def refuse_options(options: Mapping[str, Any], reason: str, remedy: str = "leave it out") -> None:
     """Raise `ArgumentError` for the first of these options, if any."""
     for name, value in options.items():
-        refuse_value(name, option=name, remedy, path)
+        refuse_value(name, value, reason, remedy)
 
 
 def options_of(record: type[OptionRecord]) -> list[Field[Any]]:

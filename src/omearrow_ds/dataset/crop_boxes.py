@@ -244,7 +244,7 @@ def boxes_around_objects(
         field = int(objects.fields[too_small.argmax()])
         image = f"image {field} has {shapes[field, 3]} x {shapes[field, 4]} pixels"
         problem = f"pad='shift' needs images of at least crop_size={size} but {image}"
-        raise AxesError(f"{objects.name}: {problem}; pass another pad=")
+        raise AxesError(f"{objects.joined.name}: {problem}; pass another pad=")
     corners = np.clip(corners, 0, largest) if pad == "shift" else corners
     are_inside = ((corners >= 0) & (corners <= largest)).all(axis=1)
     keep_mask: Array = np.logical_or(are_inside, pad != "drop")

@@ -17,6 +17,7 @@ import pyarrow as pa
 from omearrow_ds.axes import AXES
 from omearrow_ds.dataset.crop_boxes import CropOptions, make_crops
 from omearrow_ds.errors import ArgumentError, AxesError
+from omearrow_ds.options import SampleSettings
 from omearrow_ds.resources import image_bytes, split_by_bytes
 from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.keys import IMAGE_ID
@@ -77,7 +78,7 @@ class SampleFields:
         """Open the table of objects that ``crops`` may contain, as a dataset with these options does."""
         if not crops:
             return cls(source)
-        images, windows = make_crops(source, crop_size, crops, of_objects, is_float32=True)
+        images, windows = make_crops(source, SampleSettings(crop_size=crop_size, **crops), of_objects)
         objects: Any = windows.rows and windows.rows.objects
         if not len(objects.rows):
             problem, remedy = "has no objects in these images", "pass a table with objects of these images"
