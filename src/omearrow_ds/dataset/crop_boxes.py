@@ -47,7 +47,7 @@ def split_options(options: DatasetOptions) -> tuple[dict[str, Any], OpenOptions]
 
 
 class PlacedBox(NamedTuple):
-    """Box that intersects an image, and the region of the image that it shows."""
+    """Box in an image, or up to a pixel beyond it, and the region of the image that it shows."""
 
     field: int  # Index of the image.
     sides: tuple[int, int, int, int]  # First row and column of the region, and those after the last.
@@ -58,8 +58,9 @@ class PlacedBox(NamedTuple):
     def of(cls, box: Sequence[int], shape: Array, pad: str) -> Self:
         field, top, left, height, width = box
         size_y, size_x = shape[3:].tolist()
-        y0, x0, y1, x1 = max(top, 0), max(left, 0), min(top + height, size_y), min(left + width, size_x)
-        is_inside = (y1 - y0, x1 - x0) == (height, width)
+        y0, x0 = min(max(top, 0), size_y - 1), min(max(left, 0), size_x - 1)  # A region has at least one pixel.
+        y1, x1 = max(min(top + height, size_y), y0 + 1), max(min(left + width, size_x), x0 + 1)
+        is_inside = (y0, x0, y1, x1) == (top, left, top + height, left + width)
         if pad in ("edge", "reflect") and not is_inside:  # A box beyond the image shows its edge.
             rows = np.arange(size_y)[places_of(top, height, size_y, pad)]
             columns = np.arange(size_x)[places_of(left, width, size_x, pad)]
@@ -75,7 +76,9 @@ class PlacedBox(NamedTuple):
         if not self.is_inside:  # Without further calls.
             out[...] = 0
             top, left = self.corner
-            out = out[..., -top : y1 - y0 - top, -left : x1 - x0 - left]
+            out = out[..., max(-top, 0) : max(y1 - y0 - top, 0), max(-left, 0) : max(x1 - x0 - left, 0)]
+            if not out.size:  # The box is beyond the image.
+                return
         scale(region, divisor, out)
 
 
