@@ -151,6 +151,14 @@ class Parts:
         """Return a context in which parts are read."""
         return nullcontext()
 
+    def image_columns(self) -> list[ImagesOf]:
+        """Summarize each image column of all parts."""
+        columns: dict[str, ImagesOf] = {}
+        for number in range(len(self.paths)):
+            for column in self.get(number).image_columns():
+                columns[column.name] = columns[column.name] + column if column.name in columns else column
+        return list(columns.values())
+
     def files(self) -> Iterator[Path]:
         """Yield the local files of the collection."""
         for part in self.paths:
@@ -187,6 +195,7 @@ class Concat(Images):
     checksums = forwarded("parts.checksums")
     column_schema = forwarded("parts.column_schema")
     _read_columns = forwarded("parts.read_columns")
+    image_columns = forwarded("parts.image_columns")
     stored_files = forwarded("parts.files")
     close = forwarded("parts.close")
 
@@ -206,13 +215,6 @@ class Concat(Images):
             self.rows = index.rows
         if index.columns is not None:
             self.columns = index.columns
-
-    def image_columns(self) -> list[ImagesOf]:
-        columns: dict[str, ImagesOf] = {}
-        for number in range(len(self.parts.paths)):
-            for column in self.parts.get(number).image_columns():
-                columns[column.name] = columns[column.name] + column if column.name in columns else column
-        return list(columns.values())
 
     def _by_part(self, indices: Sequence[int]) -> Iterator[tuple[Images, list[int], Keep]]:
         """Yield the parts of sorted indices, with the indices in each, and a function that keeps views or copies."""

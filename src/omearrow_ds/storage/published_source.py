@@ -24,6 +24,7 @@ from omearrow_ds.storage.formats._columns import plain_columns
 from omearrow_ds.storage.formats._detect import refuse_special
 from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
 from omearrow_ds.storage.formats._file_guard import FileGuard, Fingerprint
+from omearrow_ds.storage.formats._image_columns import ImagesOf
 from omearrow_ds.storage.hashes import file_hash, new_hash
 from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS, Manifest
 from omearrow_ds.storage.parts_source import Concat, Index, Open, Parts
@@ -168,6 +169,9 @@ class PublishedParts(Parts):
             images.close()
             raise FormatError(f"{self.paths[number]}: image ids differ from those in {INDEX}; restore the part")
         return images
+
+    def image_columns(self) -> list[ImagesOf]:
+        return []  # There is one, and summarizing it would open all parts.
 
     def files(self) -> Iterator[Path]:
         yield self.path / MANIFEST
