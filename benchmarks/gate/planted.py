@@ -25,7 +25,8 @@ from time import perf_counter, sleep, thread_time
 
 import omearrow_ds
 from omearrow_ds.dataset.preload import PixelCache
-from omearrow_ds.dataset.dataset import OMEArrowDataset, OMEArrowDatasetNumpy
+from omearrow_ds.dataset.dataset import OMEArrowDatasetNumpy
+from omearrow_ds.dataset.samples import StoredSamples
 
 EXTRA_S, FORMS = {extra_s}, {forms}
 calls = Counter()
@@ -60,27 +61,24 @@ def preload(cls, source, *_, **__):
 
 
 def sample(dataset, _):
+    if isinstance(dataset, OMEArrowDatasetNumpy):
+        return f"numpy {{dataset._collection.format_name}}"
     return f"sample {{dataset._collection.format_name}} {{dataset.preloaded}} {{dataset.shape[-1]}}"
-
-
-def array(dataset, _):
-    return f"numpy {{dataset._collection.format_name}}"
 
 
 def batch(dataset, indices):
     if not dataset.preloaded and not hasattr(dataset, "touched"):
         dataset.touched = True
         return f"first batch {{dataset._collection.format_name}} {{dataset.shape[-1]}} {{len(indices)}}"
-    of = "parts" if hasattr(dataset.source, "parts") else "batch"
+    of = "batch" if dataset._collection.source.part_layout is None else "parts"
     return f"{{of}} {{dataset._collection.format_name}} {{dataset.preloaded}} {{dataset.shape[-1]}} {{len(indices)}}"
 
 
 omearrow_ds.write_images = slowed(omearrow_ds.write_images, lambda images, path, format, **_: f"write {{format}}")
 omearrow_ds.open_images = slowed(omearrow_ds.open_images, lambda path, format=None, **_: f"open {{format}}")
 PixelCache.load = classmethod(slowed(PixelCache.load.__func__, preload))
-OMEArrowDataset.__getitem__ = slowed(OMEArrowDataset.__getitem__, sample)
-OMEArrowDataset.__getitems__ = slowed(OMEArrowDataset.__getitems__, batch)
-OMEArrowDatasetNumpy.__getitem__ = slowed(OMEArrowDatasetNumpy.__getitem__, array)
+StoredSamples.__getitem__ = slowed(StoredSamples.__getitem__, sample)
+StoredSamples.__getitems__ = slowed(StoredSamples.__getitems__, batch)
 '''
 _PLACES: Mapping[str, str] = {
     "write": "write {0}",
