@@ -14,7 +14,7 @@ import re
 from ast import literal_eval
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field
-from functools import partial
+from functools import cache, partial
 from math import inf
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Self
@@ -64,6 +64,7 @@ def option(default: Any, help: str, kind: str = "any", **rule: Any) -> Any:  # n
 keyword = partial(option, flag=None)  # For options of Python without flag.
 
 
+@cache
 def rule_of(declared: Field[Any]) -> Rule:
     rule: Rule = declared.metadata["rule"]
     literal = re.search(r"Literal\[(.*?)\]", str(declared.type))

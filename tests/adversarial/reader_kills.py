@@ -27,7 +27,7 @@ import psutil
 
 from omearrow_ds.storage.hashes import hash_of
 from omearrow_ds.storage.manifest import MANIFEST, Manifest
-from omearrow_ds.storage.remote_parts_source import RANGED_BYTES
+from omearrow_ds.storage.remote_parts import RANGED_BYTES
 from tests.support.objects import ObjectServer, serving
 from tests.support.parts import publish
 from tests.support.programs import Program, Programs, forked_programs

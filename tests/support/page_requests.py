@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from omearrow_ds.dataset import collection
 from omearrow_ds.kernels import stacks
-from omearrow_ds.storage import parts_source
+from omearrow_ds.storage import concat
 
 
 def watch_requests(monkeypatch):
@@ -44,7 +44,7 @@ def set_reads(monkeypatch):
 
     monkeypatch.setattr(stacks, "getrusage", getrusage)
     monkeypatch.setattr(stacks, "is_resident", lambda _: usage.is_resident)
-    for module in (stacks, parts_source):
+    for module in (stacks, concat):
         monkeypatch.setattr(module, "monotonic_ns", lambda: usage.time_ns)
     return usage
 

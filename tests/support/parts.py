@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from omearrow_ds import write_images
+from omearrow_ds.storage.concat import Index
 from omearrow_ds.storage.hashes import hash_of
 from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS, Manifest, PublishedPart
-from omearrow_ds.storage.parts_source import Index
-from omearrow_ds.storage.published_source import write_index
+from omearrow_ds.storage.published_parts import write_index
 from omearrow_ds.storage.source import open_source
 
 

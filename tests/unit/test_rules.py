@@ -215,13 +215,13 @@ def test_pixels_never_become_python_objects():
         },
         "storage/formats/vortex.py": {"rows.scalar(index)"},
         "storage/formats/_pictures.py": {"column[row]"},
-        "storage/published_source.py": {
+        "storage/published_parts.py": {
             "names.dictionary",
             "self._array[index]",
             "self._array.slice(first, _NUM_STRINGS)",
             "self._array[:3]",
         },
-        "storage/remote_parts_source.py": {"pc.count_distinct(column, 'all')"},
+        "storage/remote_parts.py": {"pc.count_distinct(column, 'all')"},
         "storage/jobs.py": {"self.checksums"},
         "storage/stats.py": {"column", "self.table"},
         "storage/keys.py": {"encoded.dictionary"},

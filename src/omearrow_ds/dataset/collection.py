@@ -30,6 +30,7 @@ from omearrow_ds.resources import image_bytes, preload_limit_bytes
 from omearrow_ds.storage.extents import Shape
 from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.formats._columns import ColumnReader
+from omearrow_ds.storage.formats._pictures import MAX_IMAGES, UINT16
 from omearrow_ds.storage.formats._regions import PickedRegion, slices_of, spans_of
 
 Allocate = Callable[[Shape, np.dtype[Any]], Array]
@@ -164,7 +165,8 @@ class Collection(StoredImages):
                 raise MemoryLimitError(f"{self.path}: {problem}; raise max_bytes, or pass preload=False or 'auto'")
         if self.cache is not None or self.on_device is not None:
             if self._normalizer.by_dtype:
-                warn_of_dark_images(self.path, map(self.image, range(len(self.shapes))))
+                first = enumerate(self.dtypes[:MAX_IMAGES])
+                warn_of_dark_images(self.path, (self.image(index) for index, dtype in first if dtype == UINT16))
             self.source.close()
         bool(self._decodes_in_threads)  # Locates the pixels of Parquet now, not in each forked worker.
 

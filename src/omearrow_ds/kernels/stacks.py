@@ -375,6 +375,8 @@ def request_pages(ranges: Array) -> None:
 
     One system call requests many ranges, or each requests one if the kernel does not permit this.
     """
+    if not len(ranges):  # The pages of a batch that was announced were requested before.
+        return
     libc = _libc()
     process = libc.syscall(_PIDFD_OPEN, os.getpid(), 0, 0, 0, 0)
     for first in range(0, len(ranges), _MAX_RANGES):

@@ -29,14 +29,14 @@ from omearrow_ds.codec import encode as codec
 from omearrow_ds.errors import ColumnError, FormatError, MissingPathError, OMEArrowDSError, PathExistsError, WriteError
 from omearrow_ds.options import WriteSettings
 from omearrow_ds.resources import image_bytes, split_by_bytes
+from omearrow_ds.storage.concat import Index, Open
 from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._error_translation import refuse
 from omearrow_ds.storage.hashes import checksum_of, new_hash
 from omearrow_ds.storage.manifest import PLATE
-from omearrow_ds.storage.parts_source import Index, Open
 from omearrow_ds.storage.parts_stores import PartsStore, parts_store
 from omearrow_ds.storage.parts_target import PartRecord, PartsTarget
-from omearrow_ds.storage.published_source import index_hash
+from omearrow_ds.storage.published_parts import index_hash
 from omearrow_ds.storage.verified import verified_where_stored
 from omearrow_ds.storage.writing import Target, write
 from omearrow_ds.text import count

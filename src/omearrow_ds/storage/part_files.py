@@ -13,11 +13,11 @@ from typing import Any, TypeGuard
 from urllib.parse import unquote, urlsplit
 
 from omearrow_ds.errors import ArgumentError, BackendError, ColumnError, FormatError
-from omearrow_ds.storage.concat_source import Part, joined
 from omearrow_ds.storage.formats import Format, _detect
 from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.formats._error_translation import MALFORMED, refuse, translate_errors
 from omearrow_ds.storage.formats._folder import natural_key
+from omearrow_ds.storage.joined_parts import Part, joined
 from omearrow_ds.storage.manifest import MANIFEST, SUFFIX, is_published
 from omearrow_ds.storage.protocol import Paths
 from omearrow_ds.text import count

@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from numpy.lib.array_utils import byte_bounds
 
 from omearrow_ds.errors import FormatError, OMEArrowDSError, PathExistsError, WriteError
+from omearrow_ds.storage.concat import Index, Open
 from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._error_translation import MALFORMED, refuse, translate_errors
 from omearrow_ds.storage.formats._stored import LOOKED_AT
@@ -42,9 +43,8 @@ from omearrow_ds.storage.manifest import (
     Manifest,
     PublishedPart,
 )
-from omearrow_ds.storage.parts_source import Index, Open
 from omearrow_ds.storage.parts_stores import PartsStore, path_size
-from omearrow_ds.storage.published_source import write_index
+from omearrow_ds.storage.published_parts import write_index
 from omearrow_ds.text import count
 
 _FAILED = "failed.csv"

@@ -20,13 +20,13 @@ from omearrow_ds.options import OpenSettings, WriteSettings, refuse_options, ref
 from omearrow_ds.storage import fields, listed, writing
 from omearrow_ds.storage.collection_source import CollectionSource
 from omearrow_ds.storage.compositions import refuse_label_dtypes, select_rows
-from omearrow_ds.storage.concat_source import MixedColumnError, Part, joined
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.formats._detect import found_at, missing, refuse_open_table, table_path
 from omearrow_ds.storage.formats._error_translation import refuse_odd_name, translate_errors
 from omearrow_ds.storage.formats._urls import Url, url_of
 from omearrow_ds.storage.jobs import Material, SourceImages, make_parts
+from omearrow_ds.storage.joined_parts import MixedColumnError, Part, joined
 from omearrow_ds.storage.keys import with_columns
 from omearrow_ds.storage.manifest import is_published
 from omearrow_ds.storage.part_cache import PartCache
@@ -34,9 +34,9 @@ from omearrow_ds.storage.part_files import is_metadata_file, is_path, is_several
 from omearrow_ds.storage.parts_stores import is_unfinished, parts_store
 from omearrow_ds.storage.parts_target import PartsTarget
 from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, Paths, StrPath
-from omearrow_ds.storage.published_source import PublishedParts
+from omearrow_ds.storage.published_parts import PublishedParts
 from omearrow_ds.storage.remote import Storage
-from omearrow_ds.storage.remote_parts_source import RemoteParts
+from omearrow_ds.storage.remote_parts import RemoteParts
 from omearrow_ds.storage.row_filter import RowFilter
 from omearrow_ds.storage.table_files import ColumnTypes, is_csv
 from omearrow_ds.storage.tables import open_with

@@ -303,7 +303,7 @@ class FormatConformance:
 
     @pytest.mark.parametrize("shapes", [LARGE, SHORT_AXES], ids=["large image", "axes as short as those of colors"])
     def test_unusual_shapes_come_back(self, store: Store, shapes: Sequence[Sequence[int]]) -> None:
-        images = images_of([(shape, "uint16") for shape in shapes])
+        images = images_of([(shape, "uint8" if shapes is SHORT_AXES else "uint16") for shape in shapes])
         assert all_same(stored_at(store(images)), images)
 
     def test_preloaded_and_on_demand_give_the_same(self, store: Store, storage_info: Stored) -> None:

@@ -12,10 +12,10 @@ import pytest
 
 from omearrow_ds import FormatError, OMEArrowDataset, convert, write_images
 from omearrow_ds.dataset.batch import collate
-from omearrow_ds.storage import parts_source as storage_parts
+from omearrow_ds.storage import concat as storage_parts
 from omearrow_ds.storage.byte_source import STATUS_NS
+from omearrow_ds.storage.concat import PartStacks
 from omearrow_ds.storage.manifest import PARTS
-from omearrow_ds.storage.parts_source import PartStacks
 from tests.support.errors import raises
 from tests.support.loops import made_by
 from tests.support.parts import publish

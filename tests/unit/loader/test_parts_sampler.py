@@ -16,9 +16,9 @@ from torch.utils.data import ConcatDataset, Subset
 
 from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset, write_images
 from omearrow_ds.loader.samplers import WINDOW, OrderSpec, PartsSampler, Ranks
+from omearrow_ds.storage.concat import OPEN_PARTS
 from omearrow_ds.storage.formats._base import PartLayout
 from omearrow_ds.storage.jobs import PartitionOptions
-from omearrow_ds.storage.parts_source import OPEN_PARTS
 from tests.support.errors import raises
 from tests.support.parts import publish
 from tests.support.strategies import image_of

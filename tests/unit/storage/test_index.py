@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omearrow_ds.dataset.preload import group_into_kinds
-from omearrow_ds.storage import published_source
-from omearrow_ds.storage.published_source import LazyStrings
+from omearrow_ds.storage import published_parts
+from omearrow_ds.storage.published_parts import LazyStrings
 
 
 @settings(deadline=None, max_examples=50)
@@ -30,7 +30,7 @@ def test_they_are_a_list_of_strings(values, part, offset):
 
 
 def test_they_are_gone_through_in_pieces(monkeypatch):
-    monkeypatch.setattr(published_source, "_NUM_STRINGS", 3)
+    monkeypatch.setattr(published_parts, "_NUM_STRINGS", 3)
     assert list(LazyStrings(pa.array([*"abcdefgh"]))) == [*"abcdefgh"]
     with pytest.raises(IndexError):
         LazyStrings(pa.array(["a"]))[1]

@@ -30,7 +30,7 @@ from omearrow_ds import (
     write_images,
 )
 from omearrow_ds.dataset import preload
-from omearrow_ds.storage import part_cache, remote, remote_parts_source
+from omearrow_ds.storage import part_cache, remote, remote_parts
 from omearrow_ds.storage.describe import describe
 from omearrow_ds.storage.formats._urls import Url, url_of
 from omearrow_ds.storage.manifest import MANIFEST, PARTS
@@ -218,8 +218,8 @@ def test_the_first_batch_of_permuted_images_waits_for_one_part(server, tmp_path,
 
 @pytest.mark.parametrize("faults", [0.0, 0.3])
 def test_large_parts_are_fetched_in_ranges(server, url, opened, tmp_path, images, monkeypatch, faults):
-    monkeypatch.setattr(remote_parts_source, "RANGED_BYTES", 2**12)
-    monkeypatch.setattr(remote_parts_source, "_RANGE_BYTES", 1000)
+    monkeypatch.setattr(remote_parts, "RANGED_BYTES", 2**12)
+    monkeypatch.setattr(remote_parts, "_RANGE_BYTES", 1000)
     server.faults = faults
     with opened() as source:
         np.testing.assert_array_equal(np.stack(source.take(range(17))), images)
@@ -230,8 +230,8 @@ def test_large_parts_are_fetched_in_ranges(server, url, opened, tmp_path, images
 
 
 def test_a_range_that_is_wrong_or_missing_is_an_error_and_leaves_nothing(server, url, opened, tmp_path, monkeypatch):
-    monkeypatch.setattr(remote_parts_source, "RANGED_BYTES", 2**12)
-    monkeypatch.setattr(remote_parts_source, "_RANGE_BYTES", 1000)
+    monkeypatch.setattr(remote_parts, "RANGED_BYTES", 2**12)
+    monkeypatch.setattr(remote_parts, "_RANGE_BYTES", 1000)
     first, *_, last = sorted((server.folder / "a.parts" / PARTS).iterdir())
     first.write_bytes(first.read_bytes()[:-1] + b"x")
     last.unlink()
@@ -299,7 +299,7 @@ def test_a_share_without_samples_has_no_parts(url, tmp_path):
 
 
 def test_parts_that_are_drawn_together_are_fetched_together(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(remote_parts_source, "AHEAD", 1)
+    monkeypatch.setattr(remote_parts, "AHEAD", 1)
     images = list(np.arange(16 * 240, dtype=np.uint16).reshape(16, 1, 2, 1, 12, 10))
     publish(server.folder / "a.parts", images, [1] * 16)
     loader = _loaded(f"{server.url}/a.parts", tmp_path, shuffle=False, batch_size=16)

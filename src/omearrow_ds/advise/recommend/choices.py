@@ -16,7 +16,7 @@ from omearrow_ds.errors import ArgumentError
 from omearrow_ds.storage.formats import CHUNK_COMPRESSIONS, Format, formats, get_format
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.protocol import OpenOptions
-from omearrow_ds.storage.remote_parts_source import AHEAD
+from omearrow_ds.storage.remote_parts import AHEAD
 from omearrow_ds.storage.source import Encoding
 from omearrow_ds.text import RATES, TIMES, as_flags, as_keywords, as_rate, as_seconds, count, duration, size, table
 

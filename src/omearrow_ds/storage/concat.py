@@ -79,7 +79,8 @@ class Parts:
         self, path: Path, fmt: Format, paths: Sequence[Path], index: Index, open_part: Open, fingerprints: States = None
     ) -> None:
         self.path, self.format, self.paths, self.index, self.open_part = path, fmt, paths, index, open_part
-        self.starts, self._fingerprints, self._columns = index.starts, fingerprints, index.columns or pa.table({})
+        self.starts, self._fingerprints = index.starts, fingerprints
+        self._columns = pa.table({}) if index.columns is None else index.columns
         self.opened: dict[int, Images] = {}  # Open parts by number, the most recently used last.
         if fingerprints is not None:
             self.guard = FileGuard(path)

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import ColumnError, FormatError, OMEArrowDSError
+from omearrow_ds.storage.concat import Concat, Index, Open, Parts
 from omearrow_ds.storage.formats import Format
 from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._columns import columns_and_checksums, is_narrow
@@ -24,7 +25,6 @@ from omearrow_ds.storage.formats._file_guard import Fingerprint
 from omearrow_ds.storage.formats._image_columns import kinds_of
 from omearrow_ds.storage.formats._table import native, read_ids
 from omearrow_ds.storage.formats._urls import Url
-from omearrow_ds.storage.parts_source import Concat, Index, Open, Parts
 from omearrow_ds.storage.protocol import Paths
 
 _Opening = Callable[..., Images]  # Opens a part; with ``look=True``, the part is only inspected.
@@ -81,11 +81,11 @@ class LazyColumns(NamedTuple):
 
 
 class JoinedParts(Parts):
-    """Parts of which the columns are read on request."""
+    """Parts whose columns are read on request."""
 
     def __init__(self, lazy: LazyColumns, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._lazy, self._arguments = lazy, (lazy, *arguments)
+        self._lazy = lazy
 
     @property
     def column_schema(self) -> pa.Schema:
@@ -95,7 +95,7 @@ class JoinedParts(Parts):
         return self._lazy.read(names, self.get, self.path) if names else pa.table({})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return JoinedParts, self._arguments
+        return JoinedParts, (self._lazy, *super().__reduce__()[1])
 
 
 def joined(path: Path, parts: Sequence[Part], opening: _Opening, paths: Paths | None = None) -> Concat:

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError
 from omearrow_ds.storage.byte_source import ByteRange
+from omearrow_ds.storage.concat import OPEN_PARTS, Open
 from omearrow_ds.storage.extents import Regions, Targets
 from omearrow_ds.storage.formats import FORMATS, Format
 from omearrow_ds.storage.formats._base import (
@@ -41,8 +42,7 @@ from omearrow_ds.storage.hashes import digest_of, part_hash
 from omearrow_ds.storage.image_extents import PieceLayout
 from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS, PLATE, Manifest, PublishedPart
 from omearrow_ds.storage.part_cache import PartCache, PinnedFile, write_all
-from omearrow_ds.storage.parts_source import OPEN_PARTS, Open
-from omearrow_ds.storage.published_source import PublishedParts
+from omearrow_ds.storage.published_parts import PublishedParts
 from omearrow_ds.storage.remote import ObjectStore, Storage
 from omearrow_ds.storage.urls import FetchCancelledError, Prefetcher
 from omearrow_ds.storage.verified import VerifiedSource

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from omearrow_ds.codec import schema
 from omearrow_ds.codec.leaves import numbers
 from omearrow_ds.errors import FormatError, MissingPathError
+from omearrow_ds.storage.concat import Concat, Index, Open, Parts
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._columns import plain_columns
@@ -27,7 +28,6 @@ from omearrow_ds.storage.formats._file_guard import FileGuard, Fingerprint
 from omearrow_ds.storage.formats._image_columns import ImagesOf
 from omearrow_ds.storage.hashes import file_hash, new_hash
 from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS, Manifest
-from omearrow_ds.storage.parts_source import Concat, Index, Open, Parts
 
 _NUM_STRINGS = 2**16  # Strings converted together when all are iterated.
 _SIZES = tuple(f"size_{axis}" for axis in "tczyx")
@@ -85,7 +85,7 @@ def _as_table(index: Index) -> pa.Table:
 
 
 class PublishedParts(Parts):
-    """Parts of a published collection, of which ``parts.json`` and the index are read for any number of parts."""
+    """Parts of a published collection; only ``parts.json`` and the index are read, for any number of parts."""
 
     _hashed: Fingerprint = ()  # Status of the index file whose hash was compared.
 

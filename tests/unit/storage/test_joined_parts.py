@@ -31,8 +31,8 @@ from omearrow_ds import (
     write_images,
 )
 from omearrow_ds.advise.recommend.choices import unused_path_near
+from omearrow_ds.storage.concat import Parts
 from omearrow_ds.storage.formats import get_format
-from omearrow_ds.storage.parts_source import Parts
 from tests.support.errors import raises
 from tests.support.sources import check
 
@@ -466,3 +466,11 @@ def test_too_many_open_files_are_no_damage(tmp_path: Path, suffix: str) -> None:
             open_images(path).read(0)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_collections_without_images_keep_their_columns(tmp_path):
+    """Regression: an empty table of columns was taken for none."""
+    path = tmp_path / "a.parquet"
+    write_images([], path, columns=pa.table({"well": pa.array([], pa.string())}))
+    with open_images([path]) as source:
+        assert (len(source), source.column_names, source.column("well").to_pylist()) == (0, ["well"], [])
