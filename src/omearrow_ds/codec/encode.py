@@ -18,6 +18,8 @@ _CODEC_LEVELS = {"zstd": 1}  # As ome-arrow's authors advise; higher levels take
 _RESERVED = 2**26  # Initial elements of a group; pages that are not written to take no memory.
 _NAMES = {dtype: dtype.name for dtype in schema.DTYPES}  # NumPy computes the name at each access.
 _GRID = {"order": "TCZYX", "chunk_t": 1, "chunk_c": 1, "chunk_order": "ZYX"}
+_GRID_SIZES = tuple(f"chunk_{axis}" for axis in "zyx")
+_SIZES = tuple(f"size_{axis}" for axis in "tczyx")
 _WIDEST_SCALAR = 16  # Bytes of a 128-bit decimal, the largest alignment of any type.
 
 
@@ -141,29 +143,31 @@ def _grouped(
 
 def _struct_array(images: Sequence[Image], encoding: str, flat: Array, chunk_codec: str | None) -> pa.StructArray:
     """Return images as an OME-Arrow struct array, with one chunk per time point and channel."""
-    struct, chunks = schema.image_struct(encoding), _encode_chunks(images, encoding, flat, chunk_codec)
-    others = pa.array([*map(_without_chunks, images)], struct)
-    arrays = [chunks if field.name == "chunks" else others.field(field.name) for field in struct]
-    return pa.StructArray.from_arrays(arrays, fields=list(struct))
-
-
-def _without_chunks(image: Image) -> dict[str, Any]:
-    """Return the values of an image without its chunks; Arrow ignores keys that are not fields."""
-    shape = image.pixels.shape
-    return {
-        **image.metadata,
-        "type": schema.STRUCT_TAG,
-        "version": schema.STRUCT_VERSION,
-        "id": image.image_id,
-        "pixels_meta": {
-            **image.metadata,
-            "dimension_order": "XYCT" if shape[2] == 1 else "XYZCT",
-            "type": _NAMES[image.pixels.dtype],
-            **{f"size_{axis}": size for axis, size in zip("tczyx", shape, strict=True)},
-        },
-        "chunk_grid": _GRID | {f"chunk_{axis}": size for axis, size in zip("zyx", shape[2:], strict=True)},
-        "planes": [],
+    struct, count = schema.image_struct(encoding), len(images)
+    arrays = {
+        "type": pa.repeat(schema.STRUCT_TAG, count),
+        "version": pa.repeat(schema.STRUCT_VERSION, count),
+        "id": pa.array([image.image_id for image in images], pa.string()),
+        "pixels_meta": pa.array([*map(_pixels_meta, images)], schema.PIXELS_META),
+        "chunk_grid": pa.array(
+            [_GRID | dict(zip(_GRID_SIZES, image.pixels.shape[2:], strict=True)) for image in images], schema.CHUNK_GRID
+        ),
+        "chunks": _encode_chunks(images, encoding, flat, chunk_codec),
+        "planes": pa.array([[]] * count, schema.PLANES),
+        "masks": pa.nulls(count),
     }
+    for field in struct:
+        if field.name not in arrays:
+            arrays[field.name] = pa.array([image.metadata[field.name] for image in images], field.type)
+    return pa.StructArray.from_arrays([arrays[name] for name in struct.names], fields=list(struct))
+
+
+def _pixels_meta(image: Image) -> dict[str, Any]:
+    """Return sizes, dtype and metadata of the pixels; Arrow ignores keys that are not fields."""
+    shape = image.pixels.shape
+    order = "XYCT" if shape[2] == 1 else "XYZCT"
+    sizes = dict(zip(_SIZES, shape, strict=True))
+    return {**image.metadata, **sizes, "dimension_order": order, "type": _NAMES[image.pixels.dtype]}
 
 
 def _encode_chunks(images: Sequence[Image], encoding: str, flat: Array, chunk_codec: str | None) -> pa.ListArray:
@@ -171,10 +175,10 @@ def _encode_chunks(images: Sequence[Image], encoding: str, flat: Array, chunk_co
     counts, chunk = shapes[:, 0] * shapes[:, 1], schema.CHUNKS[encoding].value_type
     owners = np.repeat(np.arange(len(images)), counts)
     planes = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
-    zeros, (_, size_c, *sizes) = np.zeros(len(owners), np.int64), shapes[owners].T
+    zeros, (_, size_c, *sizes) = np.zeros(len(owners), np.int64), shapes.T.take(owners, axis=1)
     positions = [planes // size_c, planes % size_c, zeros, zeros, zeros, *sizes]
     arrays = [pa.array(values, kind) for values, kind in zip(positions, schema.CHUNK_PLACE.values(), strict=True)]
-    lengths = np.prod(sizes, axis=0)
+    lengths = sizes[0] * sizes[1] * sizes[2]
     if encoding == "bytes":
         names, itemsizes = zip(*((_NAMES[image.pixels.dtype], image.pixels.itemsize) for image in images), strict=True)
         offsets, compressions = _offsets(lengths * np.array(itemsizes)[owners]), pa.nulls(len(owners), pa.string())

@@ -189,13 +189,13 @@ class Collection(StoredImages):
         self.on_device = DeviceSamples(pixels, device_cropper(layout, scales, device), crops)
 
     def sample(self, position: int) -> Any:
+        rows, crops = self.rows, self.crops
+        if rows is not None and crops is None:
+            return rows.sample(position)
         if self.on_device is not None:
             return self.on_device.batch([position])[0]
-        if self.crops is not None:
-            return self._crop(self.crops, self.crops.take([position]), np.empty)[0]
-        rows = self.rows
-        if rows is not None:
-            return rows.sample(position)
+        if crops is not None:
+            return self._crop(crops, crops.take([position]), np.empty)[0]
         return self._scaled(self._images([position])[0], position)
 
     def unscaled(self, image: Array, position: int) -> Array:

@@ -388,7 +388,9 @@ class StoredSamples(Dataset[Any]):
             if self._masks is not None:
                 images, masks = self._masks.batch(self._collection, [position], np.empty)
                 return self._sample(self._convert(images[0]), self._convert(masks[0]), position)
-            image = self._convert(self._collection.sample(position))
+            image = self._collection.sample(position)
+            if not self._of_arrays:
+                image = self._convert(image)
             if self._transform is not None:
                 image = self._transform(image)
             return image if self._alone else (image, *self._target_and_id(position))

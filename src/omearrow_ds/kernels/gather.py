@@ -40,7 +40,7 @@ class DecodedRows:
     def sample(self, position: int) -> Array:
         sample, stacks = np.empty(self._shape, self._dtype), self.stacks
         if stacks.requests is not None:
-            stacks.prepare(position)
+            stacks.prepare_image(position)
         if worth(sample.nbytes) and self._flat is not None:
             divide = pixel_loop(divided, self._flat.dtype, "float32 w", "float32")
             if divide is not None:

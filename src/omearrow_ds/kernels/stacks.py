@@ -19,7 +19,7 @@ import numpy as np
 
 from omearrow_ds.kernels.scaling import Array
 
-Guard = Callable[[int], object]
+Guard = Callable[[int, int], object]
 Rows = tuple[Array, int]  # (n,) int64, the first row of a window in each image, and its height, also beyond edges.
 _PIECE_BYTES = 2**17  # Linux reads at most its read-ahead window per request, by default 128 kB; the rest would fault.
 _GAP_BYTES = mmap.PAGESIZE
@@ -113,8 +113,8 @@ class Stacks:
     """Images of one shape and dtype, in order in one or more ``arrays`` (n, ...) of any strides.
 
     ``guard`` is called before each access to arrays in a mapped file, with the number of files that are checked
-    together, and raises an error if the file was truncated or changed. ``prefixes`` are bytes to compare before the
-    first use of an image. Pages of mapped files (``is_mapped``) may have to be read.
+    together and the time (`monotonic_ns`), and raises an error if the file was truncated or changed. ``prefixes`` are
+    bytes to compare before the first use of an image. Pages of mapped files (``is_mapped``) may have to be read.
 
     ``like`` is an array (n, ...) of the images' shape and dtype, and ``single_array`` the only array, or None.
     """
@@ -151,23 +151,29 @@ class Stacks:
         stacks.requests = self.requests
         return stacks
 
-    def prepare(self, indices: Array | int, rows: Rows | None = None) -> None:
+    def prepare(self, indices: Array, rows: Rows | None = None) -> None:
         """Request the pages of a batch if reads had to wait for the disk, and check its images before their first use.
 
         Call it once per batch, before its images, or the given rows of (T, C, Z, Y, X), are accessed. Raises
         `FormatError` if the file was changed, or if the bytes before the chunks of an image are wrong.
         """
-        requests, prefixes = self.requests, self.prefixes
-        if requests is not None and monotonic_ns() >= requests.query_ns and requests.is_needed(self._is_cold):
-            request_pages(self.page_ranges(np.atleast_1d(indices), rows))
+        requests, prefixes, now_ns = self.requests, self.prefixes, monotonic_ns()
+        if requests is not None and now_ns >= requests.query_ns and requests.is_needed(self._is_cold):
+            request_pages(self.page_ranges(indices, rows))
         if self.guard is not None:
-            self.guard(1)
-        if prefixes is not None and prefixes.num_unchecked:
-            if isinstance(indices, int):
-                if not prefixes.flags[indices]:
-                    prefixes.check((indices,))
-            elif b"\0" in prefixes.is_checked[indices].tobytes():
-                prefixes.check(indices.tolist())
+            self.guard(1, now_ns)
+        if prefixes is not None and prefixes.num_unchecked and b"\0" in prefixes.is_checked[indices].tobytes():
+            prefixes.check(indices.tolist())
+
+    def prepare_image(self, index: int) -> None:
+        """Prepare a single image of a mapped file, as `prepare` does for a batch."""
+        requests, prefixes, now_ns = self.requests, self.prefixes, monotonic_ns()
+        if requests is not None and now_ns >= requests.query_ns and requests.is_needed(self._is_cold):
+            request_pages(self.page_ranges(np.array([index])))
+        if self.guard is not None:
+            self.guard(1, now_ns)
+        if prefixes is not None and not prefixes.flags[index]:
+            prefixes.check((index,))
 
     def _is_cold(self) -> bool:
         image = self[len(self) // 2]  # Opening may have read the beginning and the end of the file.
@@ -287,10 +293,13 @@ class SelectedStacks(Stacks):
         stacks.requests = self.requests
         return stacks
 
-    def prepare(self, indices: Array | int, rows: Rows | None = None) -> None:
+    def prepare(self, indices: Array, rows: Rows | None = None) -> None:
         self._stacks.requests = self.requests
-        selected = self._selected[indices]
-        self._stacks.prepare(selected if isinstance(selected, np.ndarray) else int(selected), rows)
+        self._stacks.prepare(self._selected[indices], rows)
+
+    def prepare_image(self, index: int) -> None:
+        self._stacks.requests = self.requests
+        self._stacks.prepare_image(int(self._selected[index]))
 
     def page_ranges(self, indices: Array, rows: Rows | None = None) -> Array:
         return self._stacks.page_ranges(self._selected[indices], rows)

@@ -319,7 +319,7 @@ class PartStacks(Stacks):
         if stacks is None:
             image: Array = self._cut(source.read_arrays([index])[0][None])[0]
             return image
-        stacks.prepare(index)
+        stacks.prepare_image(index)
         return stacks[index]
 
     def cut(self, cut: Callable[[Array], Array]) -> Stacks:
@@ -356,11 +356,15 @@ class PartStacks(Stacks):
                 owners.append(images)
         return ImageAddresses(addresses, owners)
 
-    def prepare(self, indices: Array | int, rows: Rows | None = None) -> None:
+    def prepare(self, indices: Array, rows: Rows | None = None) -> None:
         if self.requests is not None and monotonic_ns() >= self.requests.query_ns:  # Requests need open parts.
             with self._looking:
-                self._open_parts(self._first.searchsorted(np.atleast_1d(indices), "right") - 1)
+                self._open_parts(self._first.searchsorted(indices, "right") - 1)
         super().prepare(indices, rows)
+
+    def prepare_image(self, index: int) -> None:
+        if self.requests is not None and monotonic_ns() >= self.requests.query_ns:
+            self.prepare(np.array([index]))
 
     def _is_cold(self) -> bool:
         return any(stacks._is_cold() for _, stacks in self._held if stacks is not None)  # noqa: SLF001  # Same class.
@@ -389,7 +393,7 @@ class PartStacks(Stacks):
         for number, (_, stacks) in self._parts.items():  # All are checked together; otherwise every batch checks one.
             if stacks is not None and stacks.guard is not None:
                 try:
-                    stacks.guard(len(self._parts))
+                    stacks.guard(len(self._parts), now_ns)
                 except FormatError:
                     if number in numbers_read:
                         raise

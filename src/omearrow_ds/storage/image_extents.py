@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from omearrow_ds.kernels.stacks import Prefixes, Stacks
+from omearrow_ds.kernels.stacks import Guard, Prefixes, Stacks
 from omearrow_ds.storage.byte_source import ByteRange
 
 Array = np.ndarray[Any, Any]
@@ -156,9 +156,7 @@ class ImageExtents:
         return arrays
 
 
-def stack_images(
-    arrays: Sequence[Array], layout: PieceLayout, guard: Callable[[int], object], refuse: Callable[[int], object]
-) -> Stacks:
+def stack_images(arrays: Sequence[Array], layout: PieceLayout, guard: Guard, refuse: Callable[[int], object]) -> Stacks:
     """Return all images of a collection; the bytes before the pieces of an image are checked at its first use."""
     # ``guard`` raises an error if the file was changed; ``refuse`` raises the error for an image with other prefixes.
     prefixes = None

@@ -26,8 +26,8 @@ from omearrow_ds.codec.encode import Image, prepend_column, with_checksums
 from omearrow_ds.codec.leaves import numbers
 from omearrow_ds.errors import FormatError, MissingPathError, OMEArrowDSError
 from omearrow_ds.storage.byte_source import (
+    OPEN_FLAGS,
     STATUS_NS,
-    ChangedFileError,
     LocalFile,
     ObjectFile,
     OpenFolder,
@@ -469,10 +469,11 @@ class FolderImages(Images):
         images: list[Array] = []
         others = []
         members, root = self._folder.members, self._folder.root
+        opened = self._checked_folder() if self._has_offsets and not self.fetches else None
         for number, row in enumerate(rows):
             member = members[row]
             image = new_image(member.shape, member.dtype, f"{root}/{member.file}") if out is None else out[number]
-            if self._fetches_whole or member.pixel_offset is None or not self._read_in_place(member, image):
+            if member.pixel_offset is None or opened is None or not read_in_place(opened, member, image):
                 others.append(number)
             images.append(image)
         if others:
@@ -482,14 +483,6 @@ class FolderImages(Images):
             for number, pixels in zip(others, arrays, strict=True):
                 images[number] = pixels
         return images
-
-    def _read_in_place(self, member: Member, image: Array) -> bool:
-        """Read the pixels at the offset of the listing; return False if the file has changed."""
-        try:
-            self._listed_file(member).read_into([(member.pixel_offset or 0, image)])
-        except (ChangedFileError, OSError):
-            return False
-        return True
 
     def _read_located(self, rows: Sequence[int], regions: Sequence[Region], images: Targets = None) -> list[Array]:
         """Return an array per region, by default a new one; the library reads images that are not located."""
@@ -519,9 +512,14 @@ class FolderImages(Images):
         return ImageChunks(layout, self._listed_file(member), offsets)
 
     def _listed_file(self, member: Member) -> LocalFile | ObjectFile:
-        """Return a file in the folder that was opened, so that a folder in its place is never read."""
         if self.fetches:
             return self._folder.files.open(self._folder.path_of(member.file))
+        size_bytes, modified_ns = member.size_bytes or 0, member.modified_ns
+        fingerprint = (size_bytes,) if modified_ns is None else (size_bytes, modified_ns)
+        return LocalFile(member.file, self._checked_folder(), fingerprint)
+
+    def _checked_folder(self) -> OpenFolder:
+        """Return the folder that was opened, so that a folder in its place is never read."""
         opened = self._open_folder.get()
         if self._folder.is_listed and monotonic_ns() >= self._check_ns:
             try:  # Moving the folder is allowed, another sidecar in it is not.
@@ -532,8 +530,7 @@ class FolderImages(Images):
                 ) from None
             self.guard.compare((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
             self._check_ns = monotonic_ns() + STATUS_NS
-        size_bytes, modified_ns = member.size_bytes or 0, member.modified_ns
-        return LocalFile(member.file, opened, (size_bytes,) if modified_ns is None else (size_bytes, modified_ns))
+        return opened
 
     def labels(self, name: str) -> tuple[Images, Array]:
         return self._reader.open_labels(name) or super().labels(name)
@@ -557,6 +554,23 @@ class FolderImages(Images):
         self._folder.files.close()
         if self.fetches:
             self._reader.chunks.clear()
+
+
+def read_in_place(folder: OpenFolder, member: Member, image: Array) -> bool:
+    """Read the pixels at the offset of the listing; return False if the file has changed since it was listed."""
+    try:
+        descriptor = os.open(member.file, OPEN_FLAGS, dir_fd=folder.descriptor)
+    except OSError:
+        return False
+    try:
+        status = os.fstat(descriptor)
+        if status.st_size != member.size_bytes or member.modified_ns not in (None, status.st_mtime_ns):
+            return False
+        return os.preadv(descriptor, [image.data], member.pixel_offset or 0) == image.nbytes
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
 
 
 def open_folder(
