@@ -11,7 +11,14 @@ import numpy as np
 from omearrow_ds import Format
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import FormatError
-from omearrow_ds.storage.formats._folder import FileReader, Member, open_folder, write_members
+from omearrow_ds.storage.formats._folder import (
+    FileReader,
+    Member,
+    describe_files,
+    image_id_of,
+    open_folder,
+    write_members,
+)
 
 FORMAT = Format(
     "npy", "NumPy", "directory", ".npys", "numpy", is_folder=True, remote_access=("ranges",), implementation=__name__
@@ -55,9 +62,8 @@ class NumPyReader(FileReader):
             raise FormatError(f"{path}: ends before its last pixel; restore it")
         offset = header.tell() if is_plain else None
         image_shape = (1,) * (5 - len(shape)) + shape
-        return Member(
-            file, self.image_id(file), image_shape, pixel_dtype, opened.size_bytes, offset, opened.modified_ns
-        )
+        image_id = image_id_of(file, self.suffixes)
+        return Member(file, image_id, image_shape, pixel_dtype, opened.size_bytes, offset, opened.modified_ns)
 
     def decode(self, row, file):
         pixels = np.load(file)
@@ -69,7 +75,7 @@ class NumPyReader(FileReader):
         return schema.normalize_metadata(None, 0, "")
 
     def describe_storage(self):
-        return self.describe_files(["none"], ["whole arrays"])
+        return describe_files(self.folder, ["none"], ["whole arrays"])
 
 
 open_collection = partial(open_folder, "npy", NumPyReader)

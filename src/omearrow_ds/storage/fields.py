@@ -26,7 +26,15 @@ from omearrow_ds.storage.extents import Region, Regions, Targets, chunk_windows,
 from omearrow_ds.storage.formats import _detect, get_format
 from omearrow_ds.storage.formats._base import Array, Block, Images, ImagesWrapper, copy_others
 from omearrow_ds.storage.formats._error_translation import refuse
-from omearrow_ds.storage.formats._folder import FileReader, Folder, ListedPage, link_refused, natural_key, open_files
+from omearrow_ds.storage.formats._folder import (
+    FileReader,
+    Folder,
+    ListedPage,
+    index_of_most,
+    link_refused,
+    natural_key,
+    open_files,
+)
 from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.storage.formats._urls import ObjectReader
 from omearrow_ds.storage.hashes import digest_of
@@ -293,7 +301,7 @@ def joined_files(
             names[number] = f"field {image_id}{of_channels[c]}"
     model = 0
     if skip_errors:
-        model = reader.index_of_most(fields.files, pages, (grid.flat for grid in fields.grids), fields.image_ids)
+        model = index_of_most(reader, fields.files, pages, (grid.flat for grid in fields.grids), fields.image_ids)
     first, like = fields.grids[model][0, :, 0], np.zeros(len(names), np.int64)
     of_kind = fields.kinds or [0] * len(fields.grids)
     firsts: dict[int, Array] = {of_kind[model]: first}

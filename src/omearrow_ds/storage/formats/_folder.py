@@ -232,19 +232,16 @@ class FileReader(ABC):
     def describe_storage(self) -> Stored:
         """Return how the images are stored; few files are opened."""
 
-    def image_id(self, file: str) -> str:
-        return file.rpartition(".")[0] or file
-
     def list_members(self, *, skip_errors: bool) -> None:
         """Set the members of the folder from its sidecar, or from its files in natural order."""
         folder = self.folder
-        path, is_single = folder.path, self.is_single()
+        path, is_single = folder.path, _is_image(self)
         folder.root = path.parent if is_single else path
         names = [path.name] if is_single else self.list_names()
         if not is_single:
             folder.read_sidecar()
         if not folder.is_listed:
-            self.take_files(sorted(names, key=natural_key), skip_errors=skip_errors)
+            describe_members(self, sorted(names, key=natural_key), skip_errors=skip_errors)
         listed, present = {member.file for member in folder.members}, set(names)
         for others, problem in ((listed - present, "is missing, but"), (present - listed, "is not")):
             if others:
@@ -254,19 +251,6 @@ class FileReader(ABC):
                 )
         if isinstance(folder.files, ObjectFileSet):
             folder.set_fingerprint(folder.files.versions)
-
-    def is_single(self) -> bool:
-        """Whether the path is that of one image; raises `FormatError` if it is neither an image nor a folder."""
-        path = self.folder.path
-        if self.folder.is_remote:
-            return path.name.lower().endswith(self.suffixes)
-        is_single = self.is_member(path)
-        if not is_single and not path.is_dir():
-            problem = (
-                f"is not an image of format {self.folder.format_name!r}; correct the path, or pass another format="
-            )
-            raise FormatError(f"{path}: {problem}")
-        return is_single
 
     def is_member(self, path: Path | os.DirEntry[str]) -> bool:
         if not path.name.lower().endswith(self.suffixes):
@@ -290,67 +274,6 @@ class FileReader(ABC):
                         raise link_refused(Path(entry.path))
                     names.append(entry.name)
         return names
-
-    def no_images(self) -> FormatError:
-        problem = f"contains no image of format {self.folder.format_name!r}"
-        return FormatError(f"{self.folder.path}: {problem}; correct the path, or pass another format=")
-
-    def take_files(self, files: Sequence[str], *, skip_errors: bool) -> None:
-        """Read the headers of files that no sidecar lists."""
-        # With ``skip_errors``, all get the most frequent shape and dtype, which are compared when an image is read.
-        folder = self.folder
-        if not files:
-            raise self.no_images()
-        if skip_errors:
-            groups = ([number] for number in range(len(files)))
-            most = self.describe(files[self.index_of_most(files, [None] * len(files), groups, files)])
-            folder.set_members([Member(file, self.image_id(file), most.shape, most.dtype) for file in files])
-            folder.are_alike = True
-        else:
-            folder.set_members(self._for_each(self.describe, files))
-
-    def _for_each(self, function: Callable[..., Described], *arguments: Sequence[Any]) -> list[Described]:
-        """Return the results of a function for each file; it is called in threads if files are fetched."""
-        if not self.folder.is_remote:
-            return list(map(function, *arguments))
-        with ThreadPoolExecutor(self.folder.files.max_parallel_files, "omearrow-ds-header") as pool:
-            return list(pool.map(function, *arguments))
-
-    def index_of_most(
-        self,
-        files: Sequence[str],
-        pages: Sequence[ListedPage | None],
-        groups: Iterable[Iterable[int]],
-        names: Sequence[str],
-    ) -> int:
-        """Return the index of the first group of files with the most frequent shapes and dtypes."""
-        # Groups with unreadable files do not count. Raises `FormatError` for a tie, and the error of the first group if
-        # none can be read. ``names`` are those of the groups.
-
-        def kind_of(file: str, listed: ListedPage | None) -> str | OMEArrowDSError:
-            try:
-                member = self.describe(file, listed)
-            except (FormatError, MissingPathError) as error:
-                return error
-            return f"{member.shape} {member.dtype}"
-
-        of_files = self._for_each(kind_of, files, pages)
-        kinds: list[str | OMEArrowDSError] = []
-        for group in groups:
-            of_group = [of_files[number] for number in group]
-            errors = [kind for kind in of_group if isinstance(kind, OMEArrowDSError)]
-            kinds.append(errors[0] if errors else " and ".join(dict.fromkeys(map(str, of_group))))
-        counts = Counter(kind for kind in kinds if isinstance(kind, str))
-        if not counts and isinstance(kinds[0], OMEArrowDSError):
-            raise kinds[0]
-        (most, number), *others = counts.most_common(2)
-        if others and others[0][1] == number:
-            first, second = (f"{names[kinds.index(kind)]} is {kind}" for kind in (most, others[0][0]))
-            raise FormatError(
-                f"{self.folder.path}: two combinations of shape and dtype are equally frequent ({number:,} images "
-                f"each): {first}, {second}; move the images of one of them to another folder"
-            )
-        return kinds.index(most)
 
     @property
     def fetches_whole(self) -> bool:
@@ -391,20 +314,79 @@ class FileReader(ABC):
         num_files = len({member.file for member in self.folder.members})
         return num_files + self.folder.is_listed, sum(sizes) * num_files // max(1, len(sizes))
 
-    def describe_files(self, codecs: Sequence[str], layouts: Sequence[str]) -> Stored:
-        """Return the storage of files, of which some were opened to get the codec and layout of each."""
-        folder = self.folder
-        total, num_placed = len(folder.members), sum(member.pixel_offset is not None for member in folder.members)
-        library = f"by {get_format(folder.format_name).backend}"
-        reading = {total: "in place: from the pixels in each file", 0: library}.get(
-            num_placed, f"{count(num_placed, 'image')} in place, {total - num_placed:,} {library}"
+
+def image_id_of(file: str, suffixes: Sequence[str]) -> str:
+    """Return the name of an image file without its suffix, or that of a Zarr group, both without ``.ome``."""
+    name = (file.rpartition(".")[0] or file) if suffixes else file.removesuffix(".zarr")
+    return name.removesuffix(".ome")
+
+
+def describe_members(reader: FileReader, files: Sequence[str], *, skip_errors: bool) -> None:
+    """Set the members of a folder from the headers of files that no sidecar lists."""
+    # With ``skip_errors``, all get the most frequent shape and dtype, which are compared when an image is read.
+    folder = reader.folder
+    if not files:
+        raise _wrong_format(folder, "contains no image")
+    if skip_errors:
+        groups = ([number] for number in range(len(files)))
+        most = reader.describe(files[index_of_most(reader, files, [None] * len(files), groups, files)])
+        folder.are_alike = True
+        members = [Member(file, image_id_of(file, reader.suffixes), most.shape, most.dtype) for file in files]
+    else:
+        members = _map_files(folder, reader.describe, files)
+    folder.set_members(members)
+
+
+def index_of_most(
+    reader: FileReader,
+    files: Sequence[str],
+    pages: Sequence[ListedPage | None],
+    groups: Iterable[Iterable[int]],
+    names: Sequence[str],
+) -> int:
+    """Return the index of the first group of files with the most frequent shapes and dtypes."""
+    # Groups with unreadable files do not count. Raises `FormatError` for a tie, and the error of the first group if
+    # none can be read. ``names`` are those of the groups.
+
+    def kind_of(file: str, listed: ListedPage | None) -> str | OMEArrowDSError:
+        try:
+            member = reader.describe(file, listed)
+        except (FormatError, MissingPathError) as error:
+            return error
+        return f"{member.shape} {member.dtype}"
+
+    of_files = _map_files(reader.folder, kind_of, files, pages)
+    kinds: list[str | OMEArrowDSError] = []
+    for group in groups:
+        of_group = [of_files[number] for number in group]
+        errors = [kind for kind in of_group if isinstance(kind, OMEArrowDSError)]
+        kinds.append(errors[0] if errors else " and ".join(dict.fromkeys(map(str, of_group))))
+    counts = Counter(kind for kind in kinds if isinstance(kind, str))
+    if not counts and isinstance(kinds[0], OMEArrowDSError):
+        raise kinds[0]
+    (most, number), *others = counts.most_common(2)
+    if others and others[0][1] == number:
+        first, second = (f"{names[kinds.index(kind)]} is {kind}" for kind in (most, others[0][0]))
+        raise FormatError(
+            f"{reader.folder.path}: two combinations of shape and dtype are equally frequent ({number:,} images "
+            f"each): {first}, {second}; move the images of one of them to another folder"
         )
-        if folder.is_remote:
-            reading = "whole files, or for regions the byte ranges that they overlap"
-        chunking = f"one file per image, {joined(layouts)}"
-        in_place = num_placed == total and not folder.is_remote
-        num_opened = len(codecs) if len(codecs) < total else None
-        return Stored(None, joined(codecs), chunking, in_place, reading, num_opened)
+    return kinds.index(most)
+
+
+def describe_files(folder: Folder, codecs: Sequence[str], layouts: Sequence[str]) -> Stored:
+    """Return the storage of the files of a folder, of which some were opened to get the codec and layout of each."""
+    total, num_placed = len(folder.members), sum(member.pixel_offset is not None for member in folder.members)
+    library = f"by {get_format(folder.format_name).backend}"
+    reading = {total: "in place: from the pixels in each file", 0: library}.get(
+        num_placed, f"{count(num_placed, 'image')} in place, {total - num_placed:,} {library}"
+    )
+    if folder.is_remote:
+        reading = "whole files, or for regions the byte ranges that they overlap"
+    chunking = f"one file per image, {joined(layouts)}"
+    in_place = num_placed == total and not folder.is_remote
+    num_opened = len(codecs) if len(codecs) < total else None
+    return Stored(None, joined(codecs), chunking, in_place, reading, num_opened)
 
 
 class FolderImages(Images):
@@ -620,6 +602,30 @@ def open_files(
         ]
     )
     return FolderImages(reader)
+
+
+def _is_image(reader: FileReader) -> bool:
+    """Whether the path is that of one image; raises `FormatError` if it is neither an image nor a folder."""
+    folder = reader.folder
+    if folder.is_remote:
+        return folder.path.name.lower().endswith(reader.suffixes)
+    is_image = reader.is_member(folder.path)
+    if not is_image and not folder.path.is_dir():
+        raise _wrong_format(folder, "is not an image")
+    return is_image
+
+
+def _wrong_format(folder: Folder, problem: str) -> FormatError:
+    remedy = "correct the path, or pass another format="
+    return FormatError(f"{folder.path}: {problem} of format {folder.format_name!r}; {remedy}")
+
+
+def _map_files(folder: Folder, function: Callable[..., Described], *arguments: Sequence[Any]) -> list[Described]:
+    """Return the results of a function for each file; it is called in threads if files are fetched."""
+    if not folder.is_remote:
+        return list(map(function, *arguments))
+    with ThreadPoolExecutor(folder.files.max_parallel_files, "omearrow-ds-header") as pool:
+        return list(pool.map(function, *arguments))
 
 
 def _reopen(reader: FileReader) -> FolderImages:

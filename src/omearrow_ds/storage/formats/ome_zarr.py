@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -28,7 +28,7 @@ from omearrow_ds.errors import ArgumentError, AxesError, FormatError, ImageError
 from omearrow_ds.storage.extents import ChunkFiles, Region, Shape, size_of
 from omearrow_ds.storage.formats import _ngff, _zarr_chunks
 from omearrow_ds.storage.formats._base import Array, Images
-from omearrow_ds.storage.formats._detect import ZARR_FILES, is_zarr_node, refuse_special
+from omearrow_ds.storage.formats._detect import SIDECAR, ZARR_FILES, is_zarr_node, refuse_special
 from omearrow_ds.storage.formats._error_translation import MALFORMED
 from omearrow_ds.storage.formats._file_set import ObjectFileSet
 from omearrow_ds.storage.formats._folder import (
@@ -36,6 +36,8 @@ from omearrow_ds.storage.formats._folder import (
     Folder,
     ListedPage,
     Member,
+    describe_members,
+    image_id_of,
     link_refused,
     natural_key,
     open_files,
@@ -77,6 +79,113 @@ def write_collection(
     write_members(images, columns, path, "ome_zarr", _SUFFIX, write_one)
 
 
+class ZarrNodes:
+    """Groups and arrays of a folder that zarr opens; ``level`` is the level of multiscale images."""
+
+    def __init__(self, folder: Folder, level: int) -> None:
+        self._folder, self.level = folder, level
+
+    def open(self, path: Path) -> zarr.Array[Any] | zarr.Group:
+        folder = self._folder
+        with folder.guard.reading(path):
+            if isinstance(folder.files, ObjectFileSet):
+                store = ZarrObjects(folder.files, str(folder.root), complete=folder.is_listed)
+                return store.node(str(path))
+            for name in _NODE_FILES:
+                refuse_special(f"{path}/{name}")
+            return zarr.open(path, mode="r")
+
+    def open_array(self, path: Path) -> tuple[zarr.Array[Any], str | None]:
+        """Return the array of an image at the selected level, and its axes if known."""
+        if not self._folder.is_remote:
+            refuse_links(path)
+        node = self.open(path)
+        if isinstance(node, zarr.Array):
+            _refuse_level(self.level, "a Zarr array has no levels", path)
+            with self._folder.guard.reading(path):  # Version 3 stores names of dimensions; so does xarray in version 2.
+                names: Any = node.metadata.to_dict().get("dimension_names") or node.attrs.get("_ARRAY_DIMENSIONS")
+                return _safe(node, path), _ngff.axes_named(names)
+        multiscale = _ngff.multiscales_of(dict(node.attrs))
+        if multiscale is None:
+            raise self.without_images(path, dict(node.attrs))
+        with self._folder.guard.reading(path):
+            array = node[_ngff.level_path(multiscale, str(path), self.level, partial(self.read_vector, path))]
+        if not isinstance(array, zarr.Array):
+            raise FormatError(f"{path}: level {self.level} is not a Zarr array; restore it")
+        return _safe(array, path), _ngff.axes_of(multiscale)
+
+    def read_vector(self, group: Path, name: str) -> bytes | list[float]:
+        """Return the numbers of an array in a group, or the bytes of a file."""
+        path, guard = group / name, self._folder.guard
+        with guard.reading(path), suppress(FileNotFoundError, IsADirectoryError):
+            return bytes(self._folder.files.read(f"{group}/{name}"))
+        array = self.open(path)
+        if not isinstance(array, zarr.Array):
+            raise FormatError(f"{path}: is a Zarr group, expected an array; correct the path")
+        with guard.reading(path):
+            for shape in (array.shape, array.shards or array.chunks):
+                new_image(shape, np.dtype(_safe(array, path).dtype), path)  # Raises an error if it exceeds the memory.
+            values: list[float] = np.asarray(array[...], np.float64).reshape(-1).tolist()
+        return values
+
+    def without_images(self, path: Path, attributes: Mapping[str, Any]) -> FormatError:
+        """Return the error for a Zarr group that is not an image, and contains none at the searched places."""
+        if not {"plate", "well"}.isdisjoint(attributes.get("ome", attributes)):
+            return FormatError(f"{path}: is a part of an OME-Zarr plate; pass the path of the plate")
+        inside = sorted(group for group in path.iterdir() if group.is_dir() and is_zarr_node(str(group)))[:_NAMED]
+        if path != self._folder.path and any(_is_image(self.open(group)) for group in inside):
+            return FormatError(f"{path}: is a subfolder with OME-Zarr images; pass {str(path)!r} to read them")
+        groups = f" (it contains {', '.join(repr(group.name) for group in inside)})" if inside else ""
+        remedy = "pass the path of an OME-Zarr image, of a folder with images, or of a plate"
+        return FormatError(f"{path}: is a Zarr group without multiscales or plate in its attributes{groups}; {remedy}")
+
+    def open_root(self) -> zarr.Array[Any] | zarr.Group | None:
+        """Return the node of the folder; None if it is on this machine and is not a plate."""
+        # Raises `FormatError` for another URL, with the names below it if the server can list.
+        folder = self._folder
+        if not isinstance(folder.files, ObjectFileSet):
+            for file in map(folder.path.joinpath, _NODE_FILES):
+                with folder.guard.reading(file):  # Asking zarr takes a third of the opening time.
+                    if file.is_file() and b'"plate"' in file.read_bytes():
+                        return self.open(folder.path)
+            return None
+        try:
+            node = self.open(folder.path)
+        except FormatError:
+            with suppress(StorageError, MissingPathError):
+                inside = folder.files.objects.inside(str(folder.path))
+                names = sorted({name.partition("/")[0] for name in inside})
+                if not set(names) & set(ZARR_FILES):
+                    problem = f"is not an OME-Zarr image, but contains {', '.join(map(repr, names[:5]))}"
+                    raise FormatError(f"{folder.path}: {problem}; pass the URL of one of them") from None
+            raise
+        if _is_image(node) and len(folder.path.parts) <= _NUM_BUCKET_PARTS:
+            problem = f"{folder.path}: the bucket itself is an image, which is not supported"
+            raise FormatError(f"{problem}; copy it to a folder of the bucket, and pass the URL of that folder")
+        return node
+
+    def fields_of(self, well: str) -> list[str]:
+        """Return the fields of a plate's well, as paths below the plate."""
+        folder, path = self._folder, self._folder.path
+        remedy = "restore the well, or remove it from the list"
+        if not folder.is_remote:
+            for part in (PurePosixPath(well), *PurePosixPath(well).parents[:-1]):
+                if (path / part).is_symlink():
+                    raise link_refused(path / part)
+            if not is_zarr_node(f"{path}/{well}"):
+                raise FormatError(f"{path}: lists the well {well!r}, which does not exist; {remedy}")
+        node = self.open(path / well)
+        with folder.guard.reading(path / well):
+            listed = _ngff.fields_of(dict(node.attrs), f"{path}/{well}")
+        if listed is None:
+            raise FormatError(f"{path}: well {well!r} does not list its fields; {remedy}")
+        fields = [f"{well}/{field}" for field in listed]
+        for field in fields:
+            if not (folder.is_remote or is_zarr_node(f"{path}/{field}")):
+                raise FormatError(f"{path}: well {well!r} lists the field {field!r}, which does not exist; {remedy}")
+        return fields
+
+
 class ZarrReader(FileReader):
     """Reader of OME-Zarr groups, in sidecar order or, without a sidecar, in natural order of group names.
 
@@ -91,138 +200,50 @@ class ZarrReader(FileReader):
 
     def __init__(self, folder: Folder, level: int = 0) -> None:
         super().__init__(folder)
-        self._level = level
+        self._nodes = ZarrNodes(folder, level)
+        self._arrays = _zarr_chunks.Reader(level, folder.files)
         self._chunk_names: dict[Shape, Sequence[str]] = {}  # Names of chunk files, by the shapes read so far.
-        self._plate: tuple[str | None, list[str]] | None = None  # Name, and paths of wells.
         if level and not folder.variant:
             folder.variant = (f"level {level}",)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ZarrReader, (self.folder, self._level)
-
-    @cached_property
-    def _arrays(self) -> _zarr_chunks.Reader:
-        return _zarr_chunks.Reader(self._level, self.folder.files)
+        return ZarrReader, (self.folder, self._nodes.level)
 
     def list_members(self, *, skip_errors: bool) -> None:
         folder = self.folder
         if folder.is_remote:
             folder.read_sidecar()  # One request lists all images.
             if not folder.is_listed:
-                self.take_files(self.list_names(), skip_errors=skip_errors)
+                describe_members(self, self.list_names(), skip_errors=skip_errors)
             folder.set_fingerprint({})
         else:
             super().list_members(skip_errors=skip_errors)
         if folder.is_listed:
-            _refuse_level(self._level, "collections written by omearrow-ds have only level 0", folder.path)
-        elif self._plate is not None and folder.members:
-            name, listed = self._plate
-            files = [member.file for member in folder.members]
-            plate = name or _without_suffix(folder.path.name)
-            folder.set_columns(pa.table(_ngff.plate_columns(plate, listed, files)))
+            _refuse_level(self._nodes.level, "collections written by omearrow-ds have only level 0", folder.path)
 
     def is_member(self, path: Path | os.DirEntry[str]) -> bool:
         if not path.is_dir() or not is_zarr_node(os.fspath(path)):
             return False
         if isinstance(path, os.DirEntry):
             return not (path.name == "OME" and not Path(path, "0").exists())
-        return _is_image(self._node(path))
-
-    def describe_storage(self) -> Stored:
-        looked_at = spread(len(self.folder.members))
-        codecs, layouts, versions, direct = [], [], [], 0
-        for index in looked_at:
-            path = self._folder_of(index)
-            array, _ = self._array(path)
-            with self.folder.guard.reading(path):
-                codecs.append("compressed" if array.compressors else "none")
-                chunk = " x ".join(map(str, array.chunks))
-                layouts.append(chunk if array.shards is None else f"{chunk} in shards")
-            versions.append(str(array.metadata.zarr_format))
-            direct += self._arrays.find_image(str(path)) is not None
-        reading = "chunk files read and decoded one by one" if direct == len(looked_at) else "by zarr"
-        chunking = f"one folder per image, chunks of {joined(layouts)}, Zarr {joined(versions)}"
-        known = len(looked_at) if len(looked_at) < len(self.folder.members) else None
-        return Stored(None, joined(codecs), chunking, in_place=False, reading=reading, looked_at=known)
-
-    def _node(self, path: Path) -> zarr.Array[Any] | zarr.Group:
-        folder = self.folder
-        with folder.guard.reading(path):
-            if isinstance(folder.files, ObjectFileSet):
-                store = ZarrObjects(folder.files, str(folder.root), complete=folder.is_listed)
-                return store.node(str(path))
-            for name in _NODE_FILES:
-                refuse_special(f"{path}/{name}")
-            return zarr.open(path, mode="r")
-
-    def _array(self, path: Path) -> tuple[zarr.Array[Any], str | None]:
-        """Return the array of an image at the selected level, and its axes if known."""
-        if not self.folder.is_remote:
-            refuse_links(path)
-        node = self._node(path)
-        if isinstance(node, zarr.Array):
-            _refuse_level(self._level, "a Zarr array has no levels", path)
-            with self.folder.guard.reading(path):  # Version 3 stores names of dimensions, and xarray does in version 2.
-                names: Any = node.metadata.to_dict().get("dimension_names") or node.attrs.get("_ARRAY_DIMENSIONS")
-                return _safe(node, path), _ngff.axes_named(names)
-        multiscale = _ngff.multiscales_of(dict(node.attrs))
-        if multiscale is None:
-            raise self._without_images(path, dict(node.attrs))
-        with self.folder.guard.reading(path):
-            array = node[_ngff.level_path(multiscale, str(path), self._level, partial(self._vector, path))]
-        if not isinstance(array, zarr.Array):
-            raise FormatError(f"{path}: level {self._level} is not a Zarr array; restore it")
-        return _safe(array, path), _ngff.axes_of(multiscale)
-
-    def _vector(self, group: Path, name: str) -> bytes | list[float]:
-        """Return the numbers of an array in a group, or the bytes of a file."""
-        with self.folder.guard.reading(group / name), suppress(FileNotFoundError, IsADirectoryError):
-            return bytes(self.folder.files.read(f"{group}/{name}"))
-        path = group / name
-        array = self._node(path)
-        if not isinstance(array, zarr.Array):
-            raise FormatError(f"{path}: is a Zarr group, expected an array; correct the path")
-        with self.folder.guard.reading(path):
-            for shape in (array.shape, array.shards or array.chunks):
-                new_image(shape, np.dtype(_safe(array, path).dtype), path)  # Raises an error if it exceeds the memory.
-            values: list[float] = np.asarray(array[...], np.float64).reshape(-1).tolist()
-        return values
-
-    def no_images(self) -> FormatError:
-        if not is_zarr_node(str(self.folder.path)):
-            return super().no_images()
-        return self._without_images(self.folder.path, dict(self._node(self.folder.path).attrs))
-
-    def _without_images(self, path: Path, attributes: Mapping[str, Any]) -> FormatError:
-        """Return the error for a Zarr group that is not an image, and contains none at the searched places."""
-        if not {"plate", "well"}.isdisjoint(attributes.get("ome", attributes)):
-            return FormatError(f"{path}: is a part of an OME-Zarr plate; pass the path of the plate")
-        inside = sorted(group for group in path.iterdir() if group.is_dir() and is_zarr_node(str(group)))[:_NAMED]
-        if path != self.folder.path and any(self.is_member(group) for group in inside):
-            return FormatError(f"{path}: is a subfolder with OME-Zarr images; pass {str(path)!r} to read them")
-        groups = f" (it contains {', '.join(repr(group.name) for group in inside)})" if inside else ""
-        remedy = "pass the path of an OME-Zarr image, of a folder with images, or of a plate"
-        return FormatError(f"{path}: is a Zarr group without multiscales or plate in its attributes{groups}; {remedy}")
+        return _is_image(self._nodes.open(path))
 
     def list_names(self) -> list[str]:
-        folder = self.folder
-        node: zarr.Array[Any] | zarr.Group | None = None
-        if folder.is_remote:
-            node = self._node_at_url()
-            if _is_image(node):
-                folder.root = folder.path.parent
-                return [folder.path.name]
-        for file in map(folder.path.joinpath, () if folder.is_remote else _NODE_FILES):
-            with folder.guard.reading(file):  # Asking zarr takes a third of the opening time.
-                if node is None and file.is_file() and b'"plate"' in file.read_bytes():
-                    node = self._node(folder.path)
+        folder, nodes = self.folder, self._nodes
+        node = nodes.open_root()
+        if folder.is_remote and _is_image(node):
+            folder.root = folder.path.parent
+            return [folder.path.name]
         with folder.guard.reading():
             attributes = dict(node.attrs) if isinstance(node, zarr.Group) else {}
-            self._plate = _ngff.plate_of(attributes, str(folder.path))
-        if self._plate is not None:
-            fields = [field for well in self._plate[1] for field in self._fields(well)]
+            plate = _ngff.plate_of(attributes, str(folder.path))
+        if plate is not None:
+            name, wells = plate
+            fields = sorted((field for well in wells for field in nodes.fields_of(well)), key=natural_key)
             if not fields:
                 raise FormatError(f"{folder.path}: the OME-Zarr plate has no fields; pass a plate with images")
+            plate_name = name or image_id_of(folder.path.name, self.suffixes)
+            folder.set_columns(pa.table(_ngff.plate_columns(plate_name, wells, fields)))
             return fields
         if isinstance(folder.files, ObjectFileSet):
             parts = (name.partition("/") for name in folder.files.objects.inside(str(folder.path)))
@@ -236,66 +257,38 @@ class ZarrReader(FileReader):
             for part in ("zarr.json", "0"):
                 if os.path.islink(f"{folder.path}/{name}/{part}"):  # noqa: PTH114  # at every image: pathlib is slow
                     raise link_refused(folder.path / name / part)
+        if not names and is_zarr_node(str(folder.path)) and not (folder.path / SIDECAR).exists():
+            raise nodes.without_images(folder.path, dict(nodes.open(folder.path).attrs))
         return names
 
-    def _node_at_url(self) -> zarr.Array[Any] | zarr.Group:
-        """Return the node at the URL, or raise `FormatError` with the names below it if the server can list."""
-        folder = self.folder
-        assert isinstance(folder.files, ObjectFileSet)
-        try:
-            node = self._node(folder.path)
-        except FormatError:
-            with suppress(StorageError, MissingPathError):
-                inside = folder.files.objects.inside(str(folder.path))
-                names = sorted({name.partition("/")[0] for name in inside})
-                if not set(names) & set(ZARR_FILES):
-                    problem = f"is not an OME-Zarr image, but contains {', '.join(map(repr, names[:5]))}"
-                    raise FormatError(f"{folder.path}: {problem}; pass the URL of one of them") from None
-            raise
-        if _is_image(node) and len(folder.path.parts) <= _NUM_BUCKET_PARTS:
-            problem = f"{folder.path}: the bucket itself is an image, which is not supported"
-            raise FormatError(f"{problem}; copy it to a folder of the bucket, and pass the URL of that folder")
-        return node
-
-    def _fields(self, well: str) -> list[str]:
-        """Return the fields of a plate's well, as paths below the plate."""
-        remedy = "restore the well, or remove it from the list"
-        if not self.folder.is_remote:
-            for folder in (PurePosixPath(well), *PurePosixPath(well).parents[:-1]):
-                if (self.folder.path / folder).is_symlink():
-                    raise link_refused(self.folder.path / folder)
-            if not is_zarr_node(f"{self.folder.path}/{well}"):
-                raise FormatError(f"{self.folder.path}: lists the well {well!r}, which does not exist; {remedy}")
-        node = self._node(self.folder.path / well)
-        with self.folder.guard.reading(self.folder.path / well):
-            listed = _ngff.fields_of(dict(node.attrs), f"{self.folder.path}/{well}")
-        if listed is None:
-            raise FormatError(f"{self.folder.path}: well {well!r} does not list its fields; {remedy}")
-        fields = [f"{well}/{field}" for field in listed]
-        for field in fields:
-            if not (self.folder.is_remote or is_zarr_node(f"{self.folder.path}/{field}")):
-                problem = f"well {well!r} lists the field {field!r}, which does not exist"
-                raise FormatError(f"{self.folder.path}: {problem}; {remedy}")
-        return fields
-
-    def _folder_of(self, index: int) -> Path:
-        """Return the folder of an image, or of its only array in a collection that was written here."""
-        folder = self.folder.root / self.folder.members[index].file
-        return folder / "0" if self.folder.is_listed else folder
-
     def describe(self, file: str, listed: ListedPage | None = None) -> Member:
-        folder = self.folder
         del listed  # Only TIFF files have pages.
-        if not folder.is_remote:  # Servers have no links.
-            refuse_links(folder.root / file)
-        located = self._arrays.find_image(f"{folder.root}/{file}")
+        path, image_id = self.folder.root / file, image_id_of(file, self.suffixes)
+        if not self.folder.is_remote:  # Servers have no links.
+            refuse_links(path)
+        located = self._arrays.find_image(str(path))
         if located is not None:
-            return Member(file, self.image_id(file), located[1].shape, located[1].layout.pixel_dtype)
-        like = _like(*self._array(folder.root / file), folder.root / file)
-        return Member(file, self.image_id(file), like.shape, like.dtype.newbyteorder("="))
+            return Member(file, image_id, located[1].shape, located[1].layout.pixel_dtype)
+        like = _like(*self._nodes.open_array(path), path)
+        return Member(file, image_id, like.shape, like.dtype.newbyteorder("="))
 
-    def image_id(self, file: str) -> str:
-        return _without_suffix(file)
+    def describe_storage(self) -> Stored:
+        folder = self.folder
+        looked_at = spread(len(folder.members))
+        codecs, layouts, versions, direct = [], [], [], 0
+        for index in looked_at:
+            path = _array_folder(folder, index)
+            array, _ = self._nodes.open_array(path)
+            with folder.guard.reading(path):
+                codecs.append("compressed" if array.compressors else "none")
+                chunk = " x ".join(map(str, array.chunks))
+                layouts.append(chunk if array.shards is None else f"{chunk} in shards")
+            versions.append(str(array.metadata.zarr_format))
+            direct += self._arrays.find_image(str(path)) is not None
+        reading = "chunk files read and decoded one by one" if direct == len(looked_at) else "by zarr"
+        chunking = f"one folder per image, chunks of {joined(layouts)}, Zarr {joined(versions)}"
+        known = len(looked_at) if len(looked_at) < len(folder.members) else None
+        return Stored(None, joined(codecs), chunking, in_place=False, reading=reading, looked_at=known)
 
     def locate(self, row: int) -> ChunkFiles | None:
         """Return the chunks of an image; metadata is read each time, as another tool may have overwritten the array."""
@@ -323,8 +316,8 @@ class ZarrReader(FileReader):
     def read_by_library(self, row: int, regions: Sequence[Region]) -> list[Array]:
         """Return regions of an image that zarr reads, if they and its largest chunk fit the memory."""
         folder = self.folder
-        path, image = self._folder_of(row), folder.root / folder.members[row].file
-        array, axes = self._array(path)
+        path, image = _array_folder(folder, row), folder.root / folder.members[row].file
+        array, axes = self._nodes.open_array(path)
         if folder.is_listed and not folder.is_remote:  # The store of a server raises an error otherwise.
             missing = array.nchunks - array.nchunks_initialized
             if missing:  # zarr would return its fill value.
@@ -343,10 +336,10 @@ class ZarrReader(FileReader):
         return arrays
 
     def metadata(self, row: int) -> dict[str, Any]:
-        path = self.folder.root / self.folder.members[row].file
+        path, nodes = self.folder.root / self.folder.members[row].file, self._nodes
         with self.folder.guard.reading(path):
-            attributes = dict(self._node(path).attrs)
-            return _ngff.parse(attributes, str(path), self._level, partial(self._vector, path))
+            attributes = dict(nodes.open(path).attrs)
+            return _ngff.parse(attributes, str(path), nodes.level, partial(nodes.read_vector, path))
 
     def label_images(self) -> list[str]:
         folder = self.folder
@@ -355,7 +348,7 @@ class ZarrReader(FileReader):
             labels = folder.root / folder.members[index].file / "labels"
             if is_zarr_node(str(labels)):
                 with folder.guard.reading(labels):
-                    attributes: dict[str, Any] = dict(self._node(labels).attrs)
+                    attributes: dict[str, Any] = dict(self._nodes.open(labels).attrs)
                     names |= dict.fromkeys(map(str, attributes.get("ome", attributes).get("labels", [])))
         return list(names)
 
@@ -377,7 +370,7 @@ class ZarrReader(FileReader):
         labels = Folder(folder.path, folder.format_name, self.errors, None)
         labels.variant = (*folder.variant, f"labels/{name}")
         paths = [files[index] for index in indices]
-        images = open_files(ZarrReader(labels, self._level), folder.root, paths, ids, range(len(indices)))
+        images = open_files(ZarrReader(labels, self._nodes.level), folder.root, paths, ids, range(len(indices)))
         label_of = np.full(len(files), -1)
         label_of[indices] = np.arange(len(indices))
         return images, label_of
@@ -425,9 +418,10 @@ def _is_image(node: zarr.Array[Any] | zarr.Group | None) -> bool:
     return isinstance(node, zarr.Array) or (node is not None and _ngff.multiscales_of(dict(node.attrs)) is not None)
 
 
-def _without_suffix(name: str) -> str:
-    """Return the name of an image or a plate from the name of its folder."""
-    return name.removesuffix(".zarr").removesuffix(".ome")
+def _array_folder(folder: Folder, row: int) -> Path:
+    """Return the folder of an image, or of its only array in a collection that was written here."""
+    path = folder.root / folder.members[row].file
+    return path / "0" if folder.is_listed else path
 
 
 def _safe(array: zarr.Array[Any], path: Path) -> zarr.Array[Any]:

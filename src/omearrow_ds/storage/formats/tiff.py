@@ -25,7 +25,15 @@ from omearrow_ds.storage.formats import _ome_xml
 from omearrow_ds.storage.formats._base import Array
 from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES
 from omearrow_ds.storage.formats._error_translation import MALFORMED
-from omearrow_ds.storage.formats._folder import FileReader, ListedPage, Member, open_folder, write_members
+from omearrow_ds.storage.formats._folder import (
+    FileReader,
+    ListedPage,
+    Member,
+    describe_files,
+    image_id_of,
+    open_folder,
+    write_members,
+)
 from omearrow_ds.storage.formats._stored import Stored, spread
 from omearrow_ds.storage.formats._tiff_series import TiffImage, find_image, locate_chunks, refuse_mixed_pages, with_axes
 
@@ -102,7 +110,7 @@ class TiffReader(FileReader):
             rows = min(page.rowsperstrip, page.imagelength)
             strips = "whole planes" if rows == page.imagelength else f"strips of {rows} rows"
             layouts.append(f"tiles of {page.tilelength} x {page.tilewidth}" if page.is_tiled else strips)
-        return self.describe_files(codecs, layouts)
+        return describe_files(self.folder, codecs, layouts)
 
     def describe(self, file: str, listed: ListedPage | None = None) -> Member:
         path = self.folder.path_of(file)
@@ -116,11 +124,8 @@ class TiffReader(FileReader):
             moved = [position for position in image.order if image.lengths[position] > 1]
             is_plain = moved == sorted(moved) and (dtype.itemsize == 1 or tif.byteorder == "<")
             offset = series.dataoffset if is_plain and series.transform is None else None
-        image_id = self.image_id(file)
+        image_id = image_id_of(file, self.suffixes)
         return Member(file, image_id, image.shape, dtype, opened.size_bytes, offset, opened.modified_ns, listed)
-
-    def image_id(self, file: str) -> str:
-        return super().image_id(file).removesuffix(".ome")
 
     @contextmanager
     def _open(self, file: str) -> Iterator[tifffile.TiffFile]:
