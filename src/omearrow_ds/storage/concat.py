@@ -72,25 +72,28 @@ class Parts:
     """
 
     max_open = OPEN_PARTS
-    guard: FileGuard
-    variant: tuple[str, ...] = ()  # See `Images`.
 
     def __init__(
-        self, path: Path, fmt: Format, paths: Sequence[Path], index: Index, open_part: Open, fingerprints: States = None
+        self,
+        path: Path,
+        fmt: Format,
+        paths: Sequence[Path],
+        index: Index,
+        open_part: Open,
+        fingerprints: States = None,
+        guard: FileGuard | None = None,
     ) -> None:
         self.path, self.format, self.paths, self.index, self.open_part = path, fmt, paths, index, open_part
         self.starts, self._fingerprints = index.starts, fingerprints
         self._columns = pa.table({}) if index.columns is None else index.columns
         self.opened: dict[int, Images] = {}  # Open parts by number, the most recently used last.
+        self.fetches: PartFetches | None = None  # Fetches of whole parts from a server; None if parts are local.
+        self.reading: Callable[[], AbstractContextManager[None]] = nullcontext  # Context in which parts are read.
+        self.guard = guard or FileGuard(path)
+        self.variant: tuple[str, ...] = ()  # See `Images`.
         if fingerprints is not None:
-            self.guard = FileGuard(path)
             self.guard.fingerprint = (_digest([*zip(map(str, paths), fingerprints, strict=True)]),)
             self.variant = (f"{_digest(list(map(str, paths))):x}",)
-
-    @property
-    def fetches(self) -> PartFetches | None:
-        """Fetches of whole parts from a server; None if parts are local."""
-        return None
 
     @property
     def layout(self) -> PartLayout:
@@ -120,15 +123,13 @@ class Parts:
             self._close_oldest()
         return images
 
-    def _close_oldest(self) -> None:
+    def _close_oldest(self) -> int:
+        """Close the least recently used part, and return its number; -1 if no part is open."""
         number = next(iter(list(self.opened)), -1)  # A copy, because another thread may add one.
         oldest = self.opened.pop(number, None)
         if oldest is not None:
             oldest.close()
-            self._release(number)
-
-    def _release(self, number: int) -> None:
-        """Do nothing; subclasses release resources of a part that was closed."""
+        return number
 
     def _open_checked(self, number: int) -> Images:
         images, index = self._open(number), self.index
@@ -147,10 +148,6 @@ class Parts:
 
     def _open(self, number: int) -> Images:
         return self.open_part(self.paths[number])
-
-    def reading(self) -> AbstractContextManager[None]:
-        """Return a context in which parts are read."""
-        return nullcontext()
 
     def image_columns(self) -> list[ImagesOf]:
         """Summarize each image column of all parts."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import accumulate
@@ -21,7 +21,7 @@ from omearrow_ds.errors import FormatError, MissingPathError
 from omearrow_ds.storage.concat import Concat, Index, Open, Parts
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._base import Array, Images
-from omearrow_ds.storage.formats._columns import plain_columns
+from omearrow_ds.storage.formats._columns import plain_columns, plain_schema
 from omearrow_ds.storage.formats._detect import refuse_special
 from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
 from omearrow_ds.storage.formats._file_guard import FileGuard, Fingerprint
@@ -85,35 +85,29 @@ def _as_table(index: Index) -> pa.Table:
 
 
 class PublishedParts(Parts):
-    """Parts of a published collection; only ``parts.json`` and the index are read, for any number of parts."""
+    """Parts of a published collection; only ``parts.json`` and the index are read, for any number of parts.
 
-    _hashed: Fingerprint = ()  # Status of the index file whose hash was compared.
+    ``guard`` detects changes of the manifest, and ``find_index`` returns the local path of the index.
+    """
 
-    def __init__(self, path: Path, opening: Open) -> None:
-        self.path, self.guard = path, FileGuard(path, tracked=path / MANIFEST)
-        self.guard.refuse_changed()
-        self.manifest = self._read_manifest()
-        self._index_file = self._find_index()
+    def __init__(
+        self, path: Path, open_part: Open, manifest: Manifest, guard: FileGuard, find_index: Callable[[], Path]
+    ) -> None:
+        self.guard, self.manifest, self._find_index = guard, manifest, find_index
+        self._hashed: Fingerprint = ()  # Status of the index file whose hash was compared.
         index = self._read_index()
-        self.guard.refuse_changed()
-        files = [path / PARTS / part.name for part in self.manifest.parts]
-        super().__init__(path, get_format(self.manifest.format), files, index, opening)
+        guard.refuse_changed()
+        files = [path / PARTS / part.name for part in manifest.parts]
+        super().__init__(path, get_format(manifest.format), files, index, open_part, guard=guard)
 
     def images(self) -> Concat:
         """Return the images of the parts."""
         return Concat(self, image_column=(schema.COLUMN,) if self.format.kind == "table" else ())
 
-    def _read_manifest(self) -> Manifest:
-        return Manifest.read(self.path)
-
-    def _find_index(self) -> Path:
-        """Return the local path of ``index.parquet``."""
-        return self.path / self.manifest.index_file
-
     def _read_index(self) -> Index:
         """Return the image index without columns and checksums, which are read lazily because they are large."""
-        with self._open_index() as index:
-            file, damage = self._index_file, None
+        with self._open_index() as (index, file):
+            damage = None
             if index.schema_arrow.field(schema.SIDECAR_COLUMN).type != _STRUCT:
                 raise FormatError(f"{file}: column {schema.SIDECAR_COLUMN!r} has an unexpected type; restore the file")
             starts = list(accumulate((part.images for part in self.manifest.parts), initial=0))
@@ -127,9 +121,10 @@ class PublishedParts(Parts):
             return Index(starts, LazyStrings(ids), _shapes_of(index), _dtypes_of(index), None, None)
 
     @contextmanager
-    def _open_index(self) -> Iterator[pq.ParquetFile]:
-        """Yield the open index after comparing its hash with the manifest: once, until the file changes."""
-        file = self._index_file
+    def _open_index(self) -> Iterator[tuple[pq.ParquetFile, Path]]:
+        """Yield the open index and its path after comparing its hash with the manifest, until the file changes."""
+        self.guard.refuse_changed()
+        file = self._find_index()
         if not file.exists():
             raise MissingPathError(f"{file}: does not exist, but parts.json lists it; restore it")
         refuse_special(file)
@@ -140,27 +135,24 @@ class PublishedParts(Parts):
                 raise FormatError(f"{file}: differs from the file that parts.json lists; restore it")
             self._hashed = fingerprint
             with pq.ParquetFile(file, pre_buffer=False) as index:
-                yield index
+                yield index, file
         pa.default_memory_pool().release_unused()  # This frees a hundred bytes per image.
 
     @cached_property
     def checksums(self) -> pa.ChunkedArray | None:
-        self.guard.refuse_changed()
-        with self._open_index() as index:
+        with self._open_index() as (index, _):
             sums = _read_field(index, "checksum")
         return None if sums.null_count == len(sums) else pa.chunked_array([sums])
 
     @cached_property
     def column_schema(self) -> pa.Schema:
-        self.guard.refuse_changed()
-        with self._open_index() as index:
+        with self._open_index() as (index, file):
             fields = [field for field in index.schema_arrow if field.name != schema.SIDECAR_COLUMN]
-        return plain_columns(pa.schema(fields).empty_table(), str(self._index_file)).schema
+        return plain_schema(pa.schema(fields), str(file))
 
     def read_columns(self, names: list[str]) -> pa.Table:
-        self.guard.refuse_changed()
-        with self._open_index() as index:
-            return plain_columns(index.read(names).select(names), str(self._index_file))
+        with self._open_index() as (index, file):
+            return plain_columns(index.read(names).select(names), str(file))
 
     def _open_checked(self, number: int) -> Images:
         self.guard.refuse_changed()
@@ -179,7 +171,15 @@ class PublishedParts(Parts):
         yield from super().files()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PublishedParts, (self.path, self.open_part)
+        return open_published, (self.path, self.open_part)
+
+
+def open_published(path: Path, open_part: Open) -> PublishedParts:
+    """Open the parts of a published collection on this machine."""
+    guard = FileGuard(path, tracked=path / MANIFEST)
+    guard.refuse_changed()
+    manifest = Manifest.read(path)
+    return PublishedParts(path, open_part, manifest, guard, lambda: path / manifest.index_file)
 
 
 def _read_field(index: pq.ParquetFile, name: str) -> pa.Array:

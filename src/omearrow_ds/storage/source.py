@@ -34,7 +34,7 @@ from omearrow_ds.storage.part_files import is_metadata_file, is_path, is_several
 from omearrow_ds.storage.parts_stores import is_unfinished, parts_store
 from omearrow_ds.storage.parts_target import PartsTarget
 from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, Paths, StrPath
-from omearrow_ds.storage.published_parts import PublishedParts
+from omearrow_ds.storage.published_parts import open_published
 from omearrow_ds.storage.remote import Storage
 from omearrow_ds.storage.remote_parts import RemoteParts
 from omearrow_ds.storage.row_filter import RowFilter
@@ -366,7 +366,7 @@ def _open_published(
     refuse_options(given, f"the parts of {location} have only one image column")
     opening = partial(_open_part, engine=engine)
     parts = (
-        _open_remote(location, opening, **of_urls) if isinstance(location, Url) else PublishedParts(location, opening)
+        _open_remote(location, opening, **of_urls) if isinstance(location, Url) else open_published(location, opening)
     )
     if format_name not in (None, parts.format.name):
         refuse_options({"format": format_name}, f"the parts of {location} are {parts.format.label}")
