@@ -52,19 +52,19 @@ def info(path: Path, **options: Any) -> Printed:
 
 
 def _facts(description: Description, *, is_filtered: bool) -> list[tuple[str, str]]:
-    stored, memory = description.stored, text.size(description.available_bytes)
+    stored, sizes = description.stored, description.sizes
     # Files also contain the images that a filter leaves out.
-    has_percent = description.decoded_bytes and not is_filtered
-    share = f", {description.allocated_bytes / description.decoded_bytes:.0%} of decoded" if has_percent else ""
-    files = f"{text.size(description.disk_bytes)} in {text.count(description.disk_files, 'file')}"
-    sizes = (f"{axis} {size:g} {unit or ''}".rstrip() for axis, (size, unit) in description.physical_sizes.items())
+    has_percent = sizes.decoded_bytes and not is_filtered
+    share = f", {sizes.allocated_bytes / sizes.decoded_bytes:.0%} of decoded" if has_percent else ""
+    files = f"{text.size(sizes.disk_bytes)} in {text.count(sizes.disk_files, 'file')}"
+    pixel_size = (f"{axis} {size:g} {unit or ''}".rstrip() for axis, (size, unit) in description.physical_sizes.items())
     looked_at = "" if not stored.looked_at else f" (in {text.count(stored.looked_at, 'image')} read)"
     looks_like = None
     if description.looks_like is not None:
         pattern, fields, channels = description.looks_like
         whole = f"{text.count(fields, 'field')} x {text.count(channels, 'channel')}"
         looks_like = f"{whole}, one file per channel; add --pattern {pattern}"
-    fits = "fits in" if description.preload_fits else "larger than"
+    fits = "fits in" if sizes.preload_fits else "larger than"
     rows: list[tuple[str, Any]] = [
         ("path", click.format_filename(description.path)),
         ("format", f"{description.format_label} ({description.format_name})"),
@@ -75,11 +75,11 @@ def _facts(description: Description, *, is_filtered: bool) -> list[tuple[str, st
         ("pixels", description.pixel_range and description.pixel_range.text),
         ("channels", _channels(description)),
         ("looks like", looks_like),
-        ("pixel size", ", ".join(sizes)),
+        ("pixel size", ", ".join(pixel_size)),
         ("columns", _some([f"{name} ({kind})" for name, kind in description.columns.items()]) or "none"),
-        ("on disk", f"{text.size(description.allocated_bytes)}{share}, {files}"),
-        ("decoded", text.size(description.decoded_bytes)),
-        ("preload", f"{fits} half of the {memory} of available memory"),
+        ("on disk", f"{text.size(sizes.allocated_bytes)}{share}, {files}"),
+        ("decoded", text.size(sizes.decoded_bytes)),
+        ("preload", f"{fits} half of the {text.size(sizes.available_bytes)} of available memory"),
         ("labels", description.labels and f"{_some(list(description.labels))}, separate images in the collection"),
         ("encoding", stored.encoding),
         ("checksums", "one per image" if description.checksums else "none"),

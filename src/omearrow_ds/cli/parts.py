@@ -96,7 +96,7 @@ def target_storage(src: Path, dst: Path, storage: Storage | None, target: Storag
 
 def in_words(written: Description, noun: str = "image") -> str:
     """Describe the written collection in words: number of images, size and format."""
-    size = f"{text.size(written.disk_bytes)} ({text.size(written.decoded_bytes)} decoded)"
+    size = f"{text.size(written.sizes.disk_bytes)} ({text.size(written.sizes.decoded_bytes)} decoded)"
     image, *origin = noun.partition(" of ")
     return f"{text.count(written.images, image)}{''.join(origin)}, {size}, {written.format_label}"
 

@@ -27,7 +27,17 @@ from omearrow_ds.storage.writing import is_parts
 _PLENTY_BYTES = 2**62
 _MAX_PIXELS_BYTES = 2**28  # Images of this size are decoded at once.
 _STORED_IN_JSON = ("encoding", "compression", "chunking", "read_in_place", "reading", "files_looked_at")
-_SIZES_IN_JSON = ("disk_files", "disk_bytes", "allocated_bytes", "decoded_bytes", "available_bytes", "preload_fits")
+
+
+class CollectionSizes(NamedTuple):
+    """Sizes of a collection on disk and in memory."""
+
+    disk_files: int  # Number of files of the collection.
+    disk_bytes: int  # Size of these files.
+    allocated_bytes: int  # Space that the file system allocates for them and their folders.
+    decoded_bytes: int  # Size of all images decoded, as `OMEArrowDataset` holds them with ``preload=True``.
+    available_bytes: int  # Memory available now.
+    preload_fits: bool  # Whether the decoded images fit into the memory that ``preload=True`` may use.
 
 
 class Description(NamedTuple):
@@ -43,11 +53,7 @@ class Description(NamedTuple):
     channels: Sequence[str | None] | None
     physical_sizes: Mapping[str, tuple[float, str | None]]  # In x, y and z with units, if those images agree.
     columns: Mapping[str, str]  # Names and types of the other columns.
-    disk_files: int  # Number of files of the collection.
-    disk_bytes: int  # Size of these files.
-    allocated_bytes: int  # Space that the file system allocates for them and their folders.
-    decoded_bytes: int  # Size of all images decoded, as `OMEArrowDataset` holds them with ``preload=True``.
-    available_bytes: int  # Memory available now.
+    sizes: CollectionSizes
     stored: Stored  # How the images are stored and read.
     checksums: bool  # Whether checksums of the images are stored.
     labels: Sequence[str]  # Names of label images, such as masks, that are stored with a few of the images.
@@ -63,11 +69,6 @@ class Description(NamedTuple):
     def images(self) -> int:
         return sum(self.shapes.values())
 
-    @property
-    def preload_fits(self) -> bool:
-        """Whether the decoded images fit into the memory that ``preload=True`` may use."""
-        return self.decoded_bytes <= preload_limit_bytes(self.available_bytes)
-
     def as_dict(self) -> dict[str, Any]:
         return {
             "path": self.path,
@@ -79,7 +80,7 @@ class Description(NamedTuple):
                 axis: {"size": size, "unit": unit} for axis, (size, unit) in self.physical_sizes.items()
             },
             "columns": [{"name": name, "type": kind} for name, kind in self.columns.items()],
-            **{name: getattr(self, name) for name in _SIZES_IN_JSON},
+            **self.sizes._asdict(),
             **dict(zip(_STORED_IN_JSON, vars(self.stored).values(), strict=True)),
             "checksums": self.checksums,
             "labels": list(self.labels),
@@ -126,14 +127,15 @@ def _described(path: Paths, format_name: str | None, opening: OpenOptions, *, re
         opened = open_source(path, format_name, **opening)
     with closing(opened) as source:
         try:
-            disk_files, disk_bytes, allocated_bytes = source.stored_size()
+            on_disk = source.stored_size()
         except FileNotFoundError as error:
             raise MissingPathError(
                 f"does not exist, but {source.path} needs it", path=error.filename, remedy="restore it"
             ) from error
         except OSError as error:
             raise FormatError(f"changed while it was read: {error}", path=source.path, remedy="try again") from error
-        outline = source.outline()
+        outline, free_bytes = source.outline(), available_bytes()
+        decoded_bytes = int(image_bytes(source.shapes, source.dtypes).sum())
         return Description(
             str(source.path),
             source.format.name,
@@ -143,11 +145,7 @@ def _described(path: Paths, format_name: str | None, opening: OpenOptions, *, re
             _channels(source, outline.metadata),
             _physical_sizes(outline.metadata),
             {field.name: str(field.type) for field in source.column_schema},
-            disk_files,
-            disk_bytes,
-            allocated_bytes,
-            int(image_bytes(source.shapes, source.dtypes).sum()),
-            available_bytes(),
+            CollectionSizes(*on_disk, decoded_bytes, free_bytes, decoded_bytes <= preload_limit_bytes(free_bytes)),
             outline.stored,
             source.checksums is not None,
             source.label_images(),

@@ -108,7 +108,7 @@ def test_all_that_takes_a_path_takes_a_url(server, url, tmp_path, images):
         check(copy, images, [3, 1])
     description = describe(url, **cache_options)
     assert description.path == url
-    assert description.disk_files == len(SIZES) + 2
+    assert description.sizes.disk_files == len(SIZES) + 2
     assert server.requests.most_common(1)[0][0].endswith(MANIFEST)  # Once per open.
     assert all(times == 1 for path, times in server.requests.items() if f"/{PARTS}/" in path)
 

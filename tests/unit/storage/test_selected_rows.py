@@ -235,7 +235,7 @@ def test_stats_measure_the_chosen_images(stored):
 def test_describe_counts_the_chosen_images(stored):
     described = describe(stored("lance", IMAGES, columns=COLUMNS), filter=CONDITION)
     assert described.images == len(CHOSEN)
-    assert described.decoded_bytes == len(CHOSEN) * IMAGES[0].nbytes
+    assert described.sizes.decoded_bytes == len(CHOSEN) * IMAGES[0].nbytes
 
 
 @pytest.mark.parametrize(

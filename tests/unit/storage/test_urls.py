@@ -241,7 +241,7 @@ def test_a_folder_of_tiff_files_is_listed(server, bucket, opened, fields):
     loaded = OMEArrowDataset("s3://lab/a.tiffs", normalize=False, **opened.keywords)
     assert all(np.array_equal(loaded[number].numpy(), image[0, :, 0]) for number, image in enumerate(images))
     description = describe("s3://lab/a.tiffs", **opened.keywords)
-    assert (description.disk_files, description.images, description.stored.in_place) == (7, 6, False)
+    assert (description.sizes.disk_files, description.images, description.stored.in_place) == (7, 6, False)
     source = opened("s3://lab/plain")
     tifffile.imwrite(bucket / "plain/2.tif", plain[2][0, :, 0] + 1)
     with raises(FormatError, path="s3://lab/plain/2.tif"):
