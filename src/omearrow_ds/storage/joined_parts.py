@@ -61,41 +61,29 @@ class PartInfo(NamedTuple):
     fingerprint: Fingerprint | None
 
 
-class LazyColumns(NamedTuple):
-    """Names and types of the joined columns of several parts; the columns are read from the parts on request."""
+class JoinedParts(Parts):
+    """Parts whose columns are read on request, and then joined."""
 
-    schema: pa.Schema
-    parts: Sequence[Part]
+    def __init__(self, column_schema: pa.Schema, joined_parts: Sequence[Part], *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._columns, self._joined = column_schema.empty_table(), joined_parts
 
-    def read(self, names: Sequence[str], open_part: Callable[[int], Images], path: Path) -> pa.Table:
+    def read_columns(self, names: list[str]) -> pa.Table:
         """Return some columns of all parts; raise `ColumnError` if values of two parts have no common type."""
-        joined_schema = pa.schema([self.schema.field(name) for name in names])
-        kinds = dict(zip(names, joined_schema.types, strict=True))
+        if not names:
+            return pa.table({})
+        empty = self._columns.select(names)
+        kinds = dict(zip(names, empty.schema.types, strict=True))
         tables = []
-        for number, part in enumerate(self.parts):
-            source = open_part(number)
+        for number, part in enumerate(self._joined):
+            source = self.get(number)
             stored = _all_owned(source.column_table([name for name in names if name in source.column_names]))
             keys = {name: value for name, value in part.keys.items() if name in kinds}
             tables.append(_filled(_with_keys(stored, keys, kinds, len(source)), names[0], len(source)))
-        return _join([joined_schema.empty_table(), *tables], self.parts, path)
-
-
-class JoinedParts(Parts):
-    """Parts whose columns are read on request."""
-
-    def __init__(self, lazy: LazyColumns, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._lazy = lazy
-
-    @property
-    def column_schema(self) -> pa.Schema:
-        return self._lazy.schema
-
-    def read_columns(self, names: list[str]) -> pa.Table:
-        return self._lazy.read(names, self.get, self.path) if names else pa.table({})
+        return _join([empty, *tables], self._joined, self.path)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return JoinedParts, (self._lazy, *super().__reduce__()[1])
+        return JoinedParts, (self.column_schema, self._joined, *super().__reduce__()[1])
 
 
 def joined(path: Path, parts: Sequence[Part], opening: _Opening, paths: Paths | None = None) -> Concat:
@@ -116,21 +104,23 @@ def joined(path: Path, parts: Sequence[Part], opening: _Opening, paths: Paths | 
     files, fingerprints = [part.path for part in parts], [info.fingerprint for info in known]
     first_rows = accumulate((info.row_count for info in known[:-1]), initial=0)
     rows = np.concatenate([info.rows + row for row, info in zip(first_rows, known, strict=True)])
-    lazy = _lazy_columns(parts, known, opening, path) if any(info.columns is None for info in known) else None
-    tables = [info.columns for info in known if info.columns is not None]
     lengths = [len(info.image_ids) for info in known]
-    columns = _columns(parts, tables, lengths, path) if lazy is None else None
+    tables = [info.columns for info in known if info.columns is not None]
+    is_lazy = len(tables) < len(known)
     index = Index(
         list(accumulate(lengths, initial=0)),
         _distinct_ids(parts, known),
         np.concatenate([info.shapes for info in known]),
         list(chain.from_iterable(info.dtypes for info in known)),
-        columns,
+        None if is_lazy else _columns(parts, tables, lengths, path),
         _checksums(known),
         rows,
     )
     arguments = (path, first.format, files, index, opening, fingerprints)
-    collection = Parts(*arguments) if lazy is None else JoinedParts(lazy, *arguments)
+    if is_lazy:
+        collection: Parts = JoinedParts(_column_schema(parts, known, opening, path), parts, *arguments)
+    else:
+        collection = Parts(*arguments)
     return Concat(collection, path if paths is None else paths, first.image_column, tuple(others))
 
 
@@ -242,11 +232,10 @@ def _distinct_ids(parts: Sequence[Part], known: Sequence[PartInfo]) -> list[str]
 
 def _checksums(known: Sequence[PartInfo]) -> pa.ChunkedArray | None:
     """Return the checksums of all parts, null for parts without; None if no part has any."""
+    if all(info.checksums is None for info in known):
+        return None
     columns = [info.checksums or pa.chunked_array([pa.nulls(len(info.image_ids), pa.string())]) for info in known]
-    are_absent = all(info.checksums is None for info in known)
-    return (
-        None if are_absent else pa.chunked_array([chunk for column in columns for chunk in column.chunks], pa.string())
-    )
+    return pa.chunked_array([chunk for column in columns for chunk in column.chunks], pa.string())
 
 
 def _columns(parts: Sequence[Part], tables: Sequence[pa.Table], lengths: Sequence[int], path: Path) -> pa.Table:
@@ -266,8 +255,8 @@ def _columns(parts: Sequence[Part], tables: Sequence[pa.Table], lengths: Sequenc
     return _join([_filled(table, first, length) for table, length in zip(with_keys, lengths, strict=True)], parts, path)
 
 
-def _lazy_columns(parts: Sequence[Part], known: Sequence[PartInfo], opening: _Opening, path: Path) -> LazyColumns:
-    """Return columns that are read on request; types and keys are checked as by `_columns`."""
+def _column_schema(parts: Sequence[Part], known: Sequence[PartInfo], opening: _Opening, path: Path) -> pa.Schema:
+    """Return the schema of columns that are read on request; types and keys are checked as by `_columns`."""
     for part, info in zip(parts, known, strict=True):
         names = part.keys.keys() & set(info.column_schema.names)
         if names:
@@ -275,7 +264,7 @@ def _lazy_columns(parts: Sequence[Part], known: Sequence[PartInfo], opening: _Op
                 for name in names:
                     _refuse_other(source.column(name), name, part.keys[name], part.path)
     empty = [info.column_schema.empty_table() for info in known]
-    return LazyColumns(_columns(parts, empty, [0] * len(parts), path).schema, parts)
+    return _columns(parts, empty, [0] * len(parts), path).schema
 
 
 def _filled(table: pa.Table, name: str, length: int) -> pa.Table:
