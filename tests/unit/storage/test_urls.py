@@ -589,7 +589,7 @@ def test_ome_zarr_at_a_url_is_the_local_one(server, bucket, opened, fields):
     images = as_images(fields)
     write_images(images, bucket / "a.zarr", axes="TCZYX", columns={"label": list(range(6))}, chunk_shape=(64, 64))
     fields = [image[..., 40:54, 30:46] for image in images]  # From chunks of 7 x 8.
-    written_plate(bucket / "plate.zarr", {"A/1": fields[:2], "B/3": fields[2:5]})
+    written_plate(bucket / "plate.zarr", {"B/3": fields[2:5], "A/1": fields[:2]})
     whole = np.random.default_rng(0).integers(0, 2**16, (2, 200, 300)).astype(np.uint16)
     shards = {"chunks": (1, 20, 30), "shards": (1, 100, 150), "dimension_names": ("c", "y", "x")}
     zarr.create_array(bucket / "shards.zarr", data=whole, **shards)
