@@ -188,8 +188,8 @@ class PartFetcher:
                 if pinned is not None:  # Else another process fetches the part.
                     pinned.close()
 
-        entries = {number: self.manifest.parts[number] for number in parts if number not in self._pinned}
-        prefetcher.schedule({number: partial(prefetch, number, part) for number, part in entries.items()})
+        listed, missing = self.manifest.parts, [number for number in parts if number not in self._pinned]
+        prefetcher.schedule({number: partial(prefetch, number, listed[number]) for number in missing})
 
     def begin(self, part: int) -> None:
         if self._max_ahead:
