@@ -27,6 +27,7 @@ from omearrow_ds.storage.formats import _detect, get_format
 from omearrow_ds.storage.formats._base import Array, Block, Images, ImagesWrapper, copy_others
 from omearrow_ds.storage.formats._error_translation import refuse
 from omearrow_ds.storage.formats._folder import (
+    NOT_LISTED,
     FileReader,
     Folder,
     ListedPage,
@@ -294,7 +295,7 @@ def joined_files(
     folder.root, folder.split_along = root, fields.split_along
     reader: FileReader = module.TiffReader(folder)
     names = [""] * len(fields.files)
-    pages: Sequence[ListedPage | None] = fields.pages or [None] * len(names)
+    pages = fields.pages or [NOT_LISTED] * len(names)
     of_channels = list(map(", channel {}".format, fields.channels)) or [""]
     for image_id, grid in zip(fields.image_ids, fields.grids, strict=True):
         for (_, c, _), number in np.ndenumerate(grid):

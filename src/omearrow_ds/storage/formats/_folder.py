@@ -81,9 +81,12 @@ _ALWAYS_LISTED = ("file", "id", "shape", "dtype")
 class ListedPage(NamedTuple):
     """Image series and page of a file, counted from 0; None means the only series, or all pages."""
 
-    series: int | None
-    page: int | None
-    where: str  # Table, row and channel, for errors.
+    series: int | None = None
+    page: int | None = None
+    origin: str = ""  # Table, row and channel, for errors; empty if no table lists the file.
+
+
+NOT_LISTED = ListedPage()
 
 
 class Member(NamedTuple):
@@ -96,7 +99,7 @@ class Member(NamedTuple):
     size_bytes: int | None = None  # Size of the file when the offset was found.
     pixel_offset: int | None = None  # Offset of pixels that a little-endian machine has in memory like this.
     modified_ns: int | None = None  # Modification time of a file that no sidecar lists.
-    listed: ListedPage | None = None
+    listed: ListedPage = NOT_LISTED
 
 
 def link_refused(path: Path) -> FormatError:
@@ -213,7 +216,7 @@ class FileReader(ABC):
         return type(self), (self.folder,)
 
     @abstractmethod
-    def describe(self, file: str, listed: ListedPage | None = None) -> Member:
+    def describe(self, file: str, listed: ListedPage = NOT_LISTED) -> Member:
         """Return the listing of a file, or of a series or page of it, without decoding pixels."""
 
     def locate(self, row: int) -> Located | None:  # noqa: ARG002  # By default, none are located.
@@ -279,7 +282,7 @@ class FileReader(ABC):
     def fetches_whole(self) -> bool:
         """Whether whole images are read from files that are fetched whole, not as chunks or listed pages."""
         members = self.folder.members
-        return self.folder.is_remote and bool(self.suffixes) and not (members and members[0].listed)
+        return self.folder.is_remote and bool(self.suffixes) and not (members and members[0].listed.origin)
 
     def read_by_library(self, row: int, regions: Sequence[Region]) -> list[Array]:
         """Return regions of an image that the library decodes as a whole, or that is in place in a fetched file."""
@@ -298,7 +301,7 @@ class FileReader(ABC):
     def files_of(self, row: int) -> Sequence[str]:
         """Return the local files that store an image; see `Images.files_of`."""
         member = self.folder.members[row]
-        return () if member.listed is not None else (f"{self.folder.root}/{member.file}",)
+        return () if member.listed.origin else (f"{self.folder.root}/{member.file}",)
 
     def label_images(self) -> list[str]:
         """Return the names of label images stored with a few images."""
@@ -329,7 +332,7 @@ def describe_members(reader: FileReader, files: Sequence[str], *, skip_errors: b
         raise _wrong_format(folder, "contains no image")
     if skip_errors:
         groups = ([number] for number in range(len(files)))
-        most = reader.describe(files[index_of_most(reader, files, [None] * len(files), groups, files)])
+        most = reader.describe(files[index_of_most(reader, files, [NOT_LISTED] * len(files), groups, files)])
         folder.are_alike = True
         members = [Member(file, image_id_of(file, reader.suffixes), most.shape, most.dtype) for file in files]
     else:
@@ -340,7 +343,7 @@ def describe_members(reader: FileReader, files: Sequence[str], *, skip_errors: b
 def index_of_most(
     reader: FileReader,
     files: Sequence[str],
-    pages: Sequence[ListedPage | None],
+    pages: Sequence[ListedPage],
     groups: Iterable[Iterable[int]],
     names: Sequence[str],
 ) -> int:
@@ -348,7 +351,7 @@ def index_of_most(
     # Groups with unreadable files do not count. Raises `FormatError` for a tie, and the error of the first group if
     # none can be read. ``names`` are those of the groups.
 
-    def kind_of(file: str, listed: ListedPage | None) -> str | OMEArrowDSError:
+    def kind_of(file: str, listed: ListedPage) -> str | OMEArrowDSError:
         try:
             member = reader.describe(file, listed)
         except (FormatError, MissingPathError) as error:
@@ -584,7 +587,7 @@ def open_files(
     files: Sequence[str],
     names: Sequence[str],
     like: Sequence[int],
-    pages: Sequence[ListedPage | None] = (),
+    pages: Sequence[ListedPage] = (),
 ) -> FolderImages:
     """Open files of the folder ``root``, of which ``like`` lists those with the assumed shapes and dtypes."""
     # Each file is expected to be like the file of its index in ``like``, and is compared when it is read. Errors name
@@ -593,7 +596,7 @@ def open_files(
     folder = reader.folder
     folder.guard.refuse_changed()
     folder.root, folder.are_alike = root, True
-    pages = pages or [None] * len(files)
+    pages = pages or [NOT_LISTED] * len(files)
     described = {number: reader.describe(files[number], pages[number]) for number in sorted(set(like))}
     folder.set_members(
         [
@@ -682,12 +685,10 @@ def write_members(
         name = re.sub(r"[^A-Za-z0-9.-]+", "_", image.image_id)[:80]
         file = path / f"{index:06d}_{name}{suffix}"  # Names sort in image order.
         offset = write_one(file, image)
-        size_bytes = None if offset is None else file.stat().st_size
+        size_bytes, pixels = None if offset is None else file.stat().st_size, image.pixels
+        member = {"file": file.name, "id": image.image_id, "shape": pixels.shape, "dtype": pixels.dtype.name}
+        members.append({**member, "size_bytes": size_bytes, "pixel_offset": offset})
         checksums.append(image.checksum)
-        members.append(Member(file.name, image.image_id, image.pixels.shape, image.pixels.dtype, size_bytes, offset))
-    values = dict(zip((field.name for field in _MEMBER), zip(*members, strict=True), strict=False))
-    values["dtype"] = tuple(dtype.name for dtype in values.get("dtype", ()))
-    arrays = [pa.array(values.get(field.name, ()), field.type) for field in _MEMBER]
-    listing = pa.StructArray.from_arrays(arrays, fields=list(_MEMBER))
+    listing = pa.array(members, _MEMBER)
     table = prepend_column(schema.SIDECAR_COLUMN, listing, with_checksums(columns, checksums))
     pq.write_table(table.replace_schema_metadata({SIDECAR_FORMAT_KEY: format_name.encode()}), path / SIDECAR)

@@ -32,6 +32,7 @@ from omearrow_ds.storage.formats._detect import SIDECAR, ZARR_FILES, is_zarr_nod
 from omearrow_ds.storage.formats._error_translation import MALFORMED
 from omearrow_ds.storage.formats._file_set import ObjectFileSet
 from omearrow_ds.storage.formats._folder import (
+    NOT_LISTED,
     FileReader,
     Folder,
     ListedPage,
@@ -261,7 +262,7 @@ class ZarrReader(FileReader):
             raise nodes.without_images(folder.path, dict(nodes.open(folder.path).attrs))
         return names
 
-    def describe(self, file: str, listed: ListedPage | None = None) -> Member:
+    def describe(self, file: str, listed: ListedPage = NOT_LISTED) -> Member:
         del listed  # Only TIFF files have pages.
         path, image_id = self.folder.root / file, image_id_of(file, self.suffixes)
         if not self.folder.is_remote:  # Servers have no links.

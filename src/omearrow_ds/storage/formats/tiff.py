@@ -26,6 +26,7 @@ from omearrow_ds.storage.formats._base import Array
 from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES
 from omearrow_ds.storage.formats._error_translation import MALFORMED
 from omearrow_ds.storage.formats._folder import (
+    NOT_LISTED,
     FileReader,
     ListedPage,
     Member,
@@ -112,7 +113,7 @@ class TiffReader(FileReader):
             layouts.append(f"tiles of {page.tilelength} x {page.tilewidth}" if page.is_tiled else strips)
         return describe_files(self.folder, codecs, layouts)
 
-    def describe(self, file: str, listed: ListedPage | None = None) -> Member:
+    def describe(self, file: str, listed: ListedPage = NOT_LISTED) -> Member:
         path = self.folder.path_of(file)
         with self.folder.guard.reading(path):
             opened = self.folder.files.open(path)
@@ -137,18 +138,17 @@ class TiffReader(FileReader):
         ):
             yield tif
 
-    def _image(self, tif: tifffile.TiffFile, path: Path, listed: ListedPage | None = None) -> TiffImage:
+    def _image(self, tif: tifffile.TiffFile, path: Path, listed: ListedPage) -> TiffImage:
         self._take_own_image(tif, path)
-        number = None if listed is None else listed.series
-        if listed is not None and number is not None:
-            _refuse_beyond(listed, "image series", number, len(tif.series), path)
-        image = find_image(tif, path, number)
-        if self.folder.is_listed and not tif.is_ome:
-            raise FormatError(f"{path}: OME-XML is missing; restore the file, or move it out of this folder")
-        return image
+        if listed.series is not None:
+            _refuse_beyond(listed, "image series", listed.series, len(tif.series), path)
+        return find_image(tif, path, listed.series)
 
     def _take_own_image(self, tif: tifffile.TiffFile, path: Path) -> None:
-        """Reduce OME-XML of several files to the image of this file; raise `FormatError` if it needs others."""
+        """Reduce OME-XML of several files to the image of this file.
+
+        Raises `FormatError` if it needs other files, or was written here but has no OME-XML.
+        """
         # This precedes `tif.series`: tifffile would open other files wherever they are, and read missing ones as zeros.
         root = _ome_xml.find_root(tif.pages.first.description)
         is_part = tif.is_ndtiff
@@ -161,12 +161,14 @@ class TiffReader(FileReader):
             problem = "contains only one part of an image that is stored in several files"
             remedy = "pass pattern= with the axes that the names state ({channel}, {z}, {t})"
             raise FormatError(f"{path}: {problem}; {remedy}, or write one image per file")
+        if self.folder.is_listed and not tif.is_ome:
+            raise FormatError(f"{path}: OME-XML is missing; restore the file, or move it out of this folder")
 
     def locate(self, row: int) -> ImageChunks | None:
         """Return the chunks of an image; pages of a series are located together, which takes 0.1 s for 1,000 pages."""
         member = self.folder.members[row]
         listed, locate = member.listed, partial(self._locate_series, row)
-        if listed is None or listed.page is None:
+        if listed.page is None:
             return self.chunks.cached(row, locate)
         chunks = self.chunks.cached((member.file, listed.series, member.shape, member.dtype), locate)
         if chunks is None or listed.page >= len(chunks.offsets):
@@ -211,12 +213,10 @@ class TiffReader(FileReader):
         with self._open(member.file) as tif:
             self._take_own_image(tif, path)
             xml = tif.ome_metadata
-        if not xml and folder.is_listed:
-            raise FormatError(f"{path}: OME-XML is missing; restore the file, or move it out of this folder")
         if not xml:
             return schema.normalize_metadata(None, 0, "")
         with folder.guard.reading(path):
-            return _ome_xml.parse(xml, str(path), 0 if listed is None else listed.series or 0)
+            return _ome_xml.parse(xml, str(path), listed.series or 0)
 
 
 open_collection = partial(open_folder, "tiff", TiffReader)
@@ -229,9 +229,9 @@ def _num_pages(series: tifffile.TiffPageSeries) -> int:
     return math.prod(series.get_shape(squeeze=False)) // math.prod(series.keyframe.shape)
 
 
-def _page_of(image: TiffImage, listed: ListedPage | None, path: Path) -> TiffImage:
+def _page_of(image: TiffImage, listed: ListedPage, path: Path) -> TiffImage:
     """Return a page as a separate image, or the whole image if no page is listed."""
-    if listed is None or listed.page is None:
+    if listed.page is None:
         return image
     series = image.series
     _refuse_beyond(listed, "page", listed.page, _num_pages(series), path)
@@ -246,4 +246,4 @@ def _page_of(image: TiffImage, listed: ListedPage | None, path: Path) -> TiffIma
 def _refuse_beyond(listed: ListedPage, part: str, number: int, count: int, path: Path) -> None:
     if number >= count:
         problem = f"{part} {number} is out of range for {count}, counted from 0"
-        raise FormatError(f"{path}: {problem}; correct the table ({listed.where})")
+        raise FormatError(f"{path}: {problem}; correct the table ({listed.origin})")
