@@ -153,8 +153,7 @@ class Folder:
 
     def set_columns(self, columns: pa.Table) -> None:
         """Set the stored columns; the column of checksums is split off."""
-        self.columns, checksums = columns_and_checksums(columns, str(self.path))
-        self.checksums = self.checksums if checksums is None else checksums
+        self.columns, self.checksums = columns_and_checksums(columns, str(self.path))
 
     def read_sidecar(self) -> None:
         """Set members and columns from the sidecar, unless it is missing or from another program."""
