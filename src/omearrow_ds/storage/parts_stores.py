@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 from omearrow_ds.errors import ArgumentError, MissingPathError, PathExistsError
 from omearrow_ds.options import refuse_value
 from omearrow_ds.storage import remote
-from omearrow_ds.storage.formats import FORMATS, Format
+from omearrow_ds.storage.formats import FILE_FORMAT_NAMES, Format
 from omearrow_ds.storage.formats._detect import entries_below
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.hashes import digest_of
@@ -191,8 +191,7 @@ class BucketStore(ObjectStore):
     def check(self, fmt: Format, *, overwrite: bool) -> None:
         if fmt.is_folder:
             problem = f"parts of {fmt.label} are folders, which object stores cannot store"
-            remedy = f"pass one of {', '.join(other.name for other in FORMATS if not other.is_folder)}"
-            refuse_value("format", fmt.name, problem, remedy, self.path)
+            refuse_value("format", fmt.name, problem, f"pass one of {FILE_FORMAT_NAMES}", self.path)
         self.begin(overwrite=overwrite)
 
     @property

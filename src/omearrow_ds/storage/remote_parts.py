@@ -24,7 +24,7 @@ from omearrow_ds.errors import ArgumentError, FormatError, MissingPathError
 from omearrow_ds.storage.byte_source import ByteRange
 from omearrow_ds.storage.concat import OPEN_PARTS, Open
 from omearrow_ds.storage.extents import Regions, Targets
-from omearrow_ds.storage.formats import FORMATS, Format
+from omearrow_ds.storage.formats import FILE_FORMAT_NAMES, Format
 from omearrow_ds.storage.formats._base import (
     Array,
     Images,
@@ -262,9 +262,8 @@ class RemoteParts(PublishedParts):
         super().__init__(path, open_part, fetcher.manifest, guard, fetcher.find_index)
         self.variant, self.fetches, self.reading = (fetcher.digest,), fetcher, fetcher.reading
         if self.format.is_folder:
-            names = ", ".join(fmt.name for fmt in FORMATS if not fmt.is_folder)
-            problem = f"parts of {self.format.label} are folders, but parts on a server must be single files of {names}"
-            remedy = "convert to one of these formats, or copy the collection to this machine"
+            problem = f"parts of {self.format.label} are folders, but parts on a server must be single files"
+            remedy = f"convert to one of {FILE_FORMAT_NAMES}, or copy the collection to this machine"
             raise FormatError(problem, path=self.path, remedy=remedy)
         self._open_ranged = open_ranged if "ranges" in self.format.remote_access else None
         if self._open_ranged is None:

@@ -18,7 +18,7 @@ from omearrow_ds.errors import ArgumentError, ColumnError, ImageColumnError, Mis
 from omearrow_ds.options import refuse_options
 from omearrow_ds.storage import listed
 from omearrow_ds.storage.byte_source import HEAD_BYTES, ObjectFile, version_fingerprint
-from omearrow_ds.storage.formats import FORMATS, Format, get_format, of_suffix
+from omearrow_ds.storage.formats import FILE_FORMAT_NAMES, FORMATS, Format, get_format, of_suffix
 from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, ZARR_FILES, is_hidden
 from omearrow_ds.storage.formats._error_translation import refuse
@@ -299,8 +299,7 @@ def open_stored_url(
     fmt = _format_at(url, reach) if format_name is None else get_format(format_name)
     if not fmt.remote_access:
         known = ", ".join(other.name for other in FORMATS if other.remote_access)
-        parts = ", ".join(other.name for other in FORMATS if not other.is_folder)
-        remedy = f"copy it to this machine, or convert it to parts (NAME.parts) of {parts}"
+        remedy = f"copy it to this machine, or convert it to parts (NAME.parts) of {FILE_FORMAT_NAMES}"
         refuse(url, f"{fmt.label} cannot be read from URLs, only {known}", remedy)
     if "whole" not in fmt.remote_access:
         _refuse_cache(url, reach)

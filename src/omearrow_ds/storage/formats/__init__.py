@@ -18,6 +18,7 @@ from omearrow_ds.errors import BackendError, FormatError
 ENTRY_POINTS = "omearrow_ds.formats"
 CHUNK_PREFIX = "chunk-"
 CHUNK_COMPRESSIONS = (f"{CHUNK_PREFIX}zstd", f"{CHUNK_PREFIX}lz4")  # Per chunk, as in ome-arrow.
+_PARQUET_COMPRESSIONS = ("none", "lz4", "zstd", "snappy")
 _MEBIBYTES = 2**20
 PART_BYTES = 64 * _MEBIBYTES
 _WORKER_BYTES = 200 * 10**6  # Memory of a worker in addition to a part.
@@ -182,7 +183,7 @@ FORMATS = (
         engines=("pages", "pyarrow"),
         open_options=("look",),
         url_options=("engine", "image_column"),
-        writer=WriteLimits(compressions=("none", "lz4", "zstd", "snappy"), has_row_groups=True, is_incremental=True),
+        writer=WriteLimits(compressions=_PARQUET_COMPRESSIONS, has_row_groups=True, is_incremental=True),
         remote_access=("ranges",),
     ),
     Format(
@@ -195,7 +196,7 @@ FORMATS = (
         engines=("pages", "pyarrow", "duckdb"),
         open_options=("look",),
         url_options=("engine", "image_column"),
-        writer=WriteLimits(compressions=("none", "lz4", "zstd", "snappy"), has_row_groups=True),
+        writer=WriteLimits(compressions=_PARQUET_COMPRESSIONS, has_row_groups=True),
     ),
     Format(
         "lance",
@@ -282,9 +283,10 @@ FORMATS = (
         ".ome_arrow",
         "pyarrow",
         is_folder=True,
-        writer=WriteLimits(compressions=("none", "lz4", "zstd", "snappy"), chunk_multiple=1),
+        writer=WriteLimits(compressions=_PARQUET_COMPRESSIONS, chunk_multiple=1),
     ),
 )
+FILE_FORMAT_NAMES = ", ".join(fmt.name for fmt in FORMATS if not fmt.is_folder)  # Formats of a single file, for errors.
 _BY_NAME = {fmt.name: fmt for fmt in FORMATS}
 _BY_SUFFIX = sorted([(suffix, fmt) for fmt in FORMATS for suffix in fmt.suffixes], key=lambda pair: -len(pair[0]))
 
