@@ -21,7 +21,7 @@ class PapyrusTable(arrow.ArrowTable):
     pass
 
 
-open_collection = partial(TableImages, "papyrus", PapyrusTable)
+open_collection = partial(TableImages, "papyrus", PapyrusTable, ERRORS)
 """
 
 

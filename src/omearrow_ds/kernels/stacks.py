@@ -115,6 +115,7 @@ class Stacks:
     ``guard`` is called before each access to arrays in a mapped file, with the number of files that are checked
     together and the time (`monotonic_ns`), and raises an error if the file was truncated or changed. ``prefixes`` are
     bytes to compare before the first use of an image. Pages of mapped files (``is_mapped``) may have to be read.
+    ``file`` is the only mapped file of all images, or None.
 
     ``like`` is an array (n, ...) of the images' shape and dtype, and ``single_array`` the only array, or None.
     """
@@ -128,8 +129,9 @@ class Stacks:
         prefixes: Prefixes | None = None,
         *,
         is_mapped: bool = False,
+        file: mmap.mmap | None = None,
     ) -> None:
-        self.arrays, self.guard, self.prefixes, self.like = arrays, guard, prefixes, arrays[0]
+        self.arrays, self.guard, self.prefixes, self.like, self.file = arrays, guard, prefixes, arrays[0], file
         self.requests = PageRequests() if is_mapped else None
         self.single_array = arrays[0] if len(arrays) == 1 else None
         self._starts = [0, *itertools.accumulate(map(len, arrays))]

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from omearrow_ds.kernels.stacks import Guard, Prefixes, Stacks
-from omearrow_ds.storage.byte_source import ByteRange
+from omearrow_ds.kernels.stacks import Prefixes, Stacks
+from omearrow_ds.storage.byte_source import ByteRange, MappedFile
 
 Array = np.ndarray[Any, Any]
 
@@ -156,12 +156,14 @@ class ImageExtents:
         return arrays
 
 
-def stack_images(arrays: Sequence[Array], layout: PieceLayout, guard: Guard, refuse: Callable[[int], object]) -> Stacks:
+def stack_images(
+    arrays: Sequence[Array], layout: PieceLayout, mapping: MappedFile, refuse: Callable[[int], object]
+) -> Stacks:
     """Return all images of a collection; the bytes before the pieces of an image are checked at its first use."""
-    # ``guard`` raises an error if the file was changed; ``refuse`` raises the error for an image with other prefixes.
+    # ``refuse`` raises the error for an image with other prefixes.
     prefixes = None
     if layout.prefixes:
         distances = np.arange(layout.num_pieces) * layout.piece_step - layout.prefix_bytes
         expected = np.frombuffer(b"".join(layout.prefixes), np.uint8).reshape(layout.num_pieces, -1)
         prefixes = Prefixes(Stacks(arrays).addresses, distances, expected, refuse)
-    return Stacks(arrays, guard, prefixes, is_mapped=True)
+    return Stacks(arrays, mapping.refuse_changed, prefixes, is_mapped=True, file=mapping.file)

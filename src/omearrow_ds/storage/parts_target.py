@@ -29,7 +29,6 @@ from omearrow_ds.storage.concat import Index, Open
 from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._error_translation import MALFORMED, refuse, translate_errors
 from omearrow_ds.storage.formats._stored import LOOKED_AT
-from omearrow_ds.storage.formats._table import TableImages
 from omearrow_ds.storage.hashes import digest_of, hash_of
 from omearrow_ds.storage.manifest import (
     INDEX,
@@ -245,12 +244,12 @@ class PartsTarget:
 
 def find_byte_runs(source: Images) -> list[ByteRun]:
     """Return the offsets of images that a local file stores as in memory, with checksums; else an empty list."""
-    mapping, checksums = source.table.mapping if isinstance(source, TableImages) else None, source.checksums
-    stacks = None if mapping is None or checksums is None or checksums.null_count else source.mapped_stacks()
-    if mapping is None or stacks is None:
+    checksums = source.checksums
+    stacks = None if checksums is None or checksums.null_count else source.mapped_stacks()
+    if stacks is None or stacks.file is None:
         return []
     stacks.prepare(np.arange(len(stacks)))
-    file = np.frombuffer(mapping.file, np.uint8)
+    file = np.frombuffer(stacks.file, np.uint8)
     runs: list[ByteRun] = []
     for images in filter(len, stacks.arrays):
         low, high = byte_bounds(images)

@@ -243,9 +243,9 @@ class FormatModule(Protocol):
     ----------
     open_collection
         Opens a collection: ``open_collection(path, **options)``. Options are ``objects``, ``image_column`` for tables,
-        and `Format.open_options`, as far as they are passed. For tables it is ``partial(TableImages, name, type)`` with
-        a subclass of ``StoredTable``; for directories ``partial(open_folder, name, type)`` with a subclass of
-        ``FileReader``. These classes declare the methods that a format must implement.
+        and `Format.open_options`, as far as they are passed. For tables it is ``partial(TableImages, name, type,
+        ERRORS)`` with a subclass of ``StoredTable``; for directories ``partial(open_folder, name, type)`` with a
+        subclass of ``FileReader``. These classes declare the methods that a format must implement.
     write_collection
         Writes a collection. For tables it is ``write_collection(tables, schema, path, compression)``: an iterator of
         `pyarrow.Table`, each a row group with the images in column ``ome_image``, their common schema, and the file or

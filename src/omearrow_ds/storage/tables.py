@@ -48,7 +48,7 @@ def _open_table(open_one: Callable[..., TableImages], path: Path, image_column: 
     tables = [open_one(path, image_column=name, **how)]
     if not others and (tables[0].looked is not None or not tables[0].header.null.any()):
         return tables[0]
-    how |= tables[0].table.version
+    how["known"] = tables[0].table.options.known
     tables += [open_one(path, image_column=other, with_columns=False, **how) for other in others]
     null = np.logical_or.reduce([table.header.null for table in tables])
     reopen = partial(_open_table, open_one, path, image_column, nulls, **how)

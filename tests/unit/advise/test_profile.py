@@ -148,7 +148,7 @@ def path(tmp_path_factory):
 
 def slow_store(path):
     dataset = OMEArrowDataset(path, preload=False)
-    dataset._collection._source = TableImages("arrow", SlowFile, dataset.path)
+    dataset._collection._source = TableImages("arrow", SlowFile, arrow.ERRORS, dataset.path)
     return dataset
 
 

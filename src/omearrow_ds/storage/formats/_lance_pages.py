@@ -223,7 +223,7 @@ class PixelPages:
         arrays = self._extents.stacks(self.mapping.data, 0, len(self._starts))
         if arrays is None or len(arrays) > _MAX_STACKS:
             return None
-        return stack_images(arrays, self._extents.layouts[0], self.mapping.refuse_changed, refuse)
+        return stack_images(arrays, self._extents.layouts[0], self.mapping, refuse)
 
     def _decompressed(self, row: int) -> Array:
         assert self._stops is not None

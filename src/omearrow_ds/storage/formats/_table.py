@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -49,7 +49,8 @@ class TableOptions:
     """Options with which a table is opened.
 
     ``look`` reads only ids, shapes, dtypes and columns, ``with_columns`` also the columns without images. ``objects``
-    reads the objects of a URL. ``known`` is the version of a Lance dataset, and the fingerprint of its manifest.
+    reads the objects of a URL. Opening a Lance dataset sets ``known``, its version and the fingerprint of its manifest;
+    opening a DuckDB file sets ``variant``, the names of the schema and the table.
     """
 
     engine: str | None = None
@@ -59,6 +60,7 @@ class TableOptions:
     table: str | None = None
     objects: ObjectReader | None = None
     known: tuple[int, Fingerprint | None] | None = None
+    variant: tuple[str, ...] = ()
 
 
 class TableHeader:
@@ -71,6 +73,7 @@ class TableHeader:
         self.dtypes = native(self.stored_dtypes)
         self.image_ids = read_ids(info)
         self.odd_order = _odd_chunk_orders(info)
+        self.chunk_codec: str | None = None  # Codec that compresses each chunk, if the table knows it.
 
     def metadata(self, index: int) -> dict[str, Any]:
         """Return the OME metadata of an image."""
@@ -157,16 +160,13 @@ class StoredTable(ABC):
     """Open file of a table format: its columns, and the pixels of its images.
 
     The constructor sets ``schema``. Then `TableImages` sets ``header``, and calls `locate`. Rows are sorted and
-    distinct. ``errors`` are the exceptions that the library of the format raises for unreadable data.
+    distinct.
     """
 
-    errors: ClassVar[tuple[type[Exception], ...]]
     schema: pa.Schema  # Types of all columns as stored.
     header: TableHeader
     is_placed = False  # Whether every image is known to be plainly stored, so that only the pixel leaf is fetched.
     is_wide = False  # Whether columns are read on request.
-    reads_ranges = True  # Whether objects are fetched by ranges, not copied as a whole.
-    variant: tuple[str, ...] = ()  # See `Images`.
 
     def __init__(self, guard: FileGuard, options: TableOptions) -> None:
         self.guard, self.path, self.options, self.objects = guard, guard.path, options, options.objects
@@ -176,19 +176,15 @@ class StoredTable(ABC):
         """Return columns as stored, in this order."""
 
     @abstractmethod
-    def read_info(self, column: ImageColumn) -> pa.Table:
-        """Return the fields of an image column without pixels as a table; those of a null image are null."""
+    def read_header(
+        self, column: ImageColumn, names: Sequence[str] = (), *, look: bool = False
+    ) -> tuple[pa.Table, pa.Table]:
+        """Return the fields of an image column without pixels, and the columns ``names`` if they are read with these.
 
-    def read_header(self, column: ImageColumn, names: Sequence[str], *, look: bool) -> tuple[pa.Table, pa.Table]:
-        """Return fields of an image column as `read_info`, and the columns ``names`` if they can be read with these.
-
-        With ``look``, id, shape and dtype suffice, and the columns are required.
+        The fields of a null image are null. With ``look``, id, shape and dtype suffice, and the columns are required.
         """
-        del names, look
-        return self.read_info(column), pa.table({})
 
-    @abstractmethod
-    def locate(self) -> None:
+    def locate(self) -> None:  # noqa: B027  # A format may locate images when they are read.
         """Find out how pixels are read, as far as this is done at opening."""
 
     @abstractmethod
@@ -210,24 +206,12 @@ class StoredTable(ABC):
     def layout(self) -> Stored:
         """Return how the file stores the image structs, without the codec of chunks."""
 
-    def chunk_codec(self) -> str | None:
-        """Return the codec that compresses each chunk separately, or None."""
-        rows = np.flatnonzero(~self.header.null)[:1]
-        if self.is_placed or not len(rows) or self.header.column.encoding != "bytes":
-            return None
-        return codec_of_chunks(next(iter(self.fetch(self.header.column.pixel_field, rows))))
-
     def read_groups(self) -> Iterable[slice] | None:
         """Return `Images.read_groups`; None for groups of a fixed size."""
         return None
 
     def stream(self) -> Iterator[Block] | None:
         """Return `Images.stream`; None to read one group after another."""
-        return None
-
-    @property
-    def mapping(self) -> MappedFile | None:
-        """Memory-mapped file that contains the images of `mapped_stacks`; None without such images."""
         return None
 
     def mapped_stacks(self) -> Stacks | None:
@@ -238,15 +222,6 @@ class StoredTable(ABC):
     def decodes_in_threads(self) -> bool:
         """Whether two threads that read half of a batch each take at most 1 / 1.3 of the time of one."""
         return False
-
-    @property
-    def version(self) -> dict[str, Any]:
-        """Further options that reopen the same version, for a path with several versions."""
-        return {}
-
-    def object_sizes(self) -> tuple[int, int]:
-        """Return number and size in bytes of the objects at a URL."""
-        return 1, (self.guard.fingerprint or (0,))[0]
 
     @abstractmethod
     def close(self) -> None:
@@ -266,10 +241,13 @@ class TableImages(Images):
     metadata = forwarded("header.metadata")
     close = forwarded("table.close")
 
-    def __init__(self, name: str, table_type: type[StoredTable], path: Path, **options: Any) -> None:
-        self.name, self.path, self._options = name, path, TableOptions(**options)
-        self.guard = FileGuard(path, get_format(name).label, table_type.errors)
-        self.fetches = self._options.objects is not None and table_type.reads_ranges
+    def __init__(
+        self, name: str, table_type: type[StoredTable], errors: tuple[type[Exception], ...], path: Path, **options: Any
+    ) -> None:
+        self.name, self.path, self._options, self._errors = name, path, TableOptions(**options), errors
+        fmt = get_format(name)
+        self.guard = FileGuard(path, fmt.label, errors)
+        self.fetches = self._options.objects is not None and "ranges" in fmt.remote_access
         with self.guard.interpreting():
             self.table = table_type(self.guard, self._options)
             self._read_header()
@@ -282,7 +260,7 @@ class TableImages(Images):
         table, options = self.table, self._options
         self._image_columns = image_columns(table.schema)
         column = _choose_column(table.schema, self._image_columns, options.image_column, self)
-        self.variant, self.image_column = table.variant, (column.name,)
+        self.variant, self.image_column = table.options.variant, (column.name,)
         other_images = list(self._image_columns)
         other_images.remove(column.name)
         self.other_image_columns = tuple(other_images)
@@ -338,7 +316,9 @@ class TableImages(Images):
         columns = []
         for name, column in self._image_columns.items():
             try:
-                columns.append(ImagesOf.of(name, kinds_of(self.table.read_info(column), str(self.path))))
+                with self.guard.reading():
+                    info, _ = self.table.read_header(column)
+                columns.append(ImagesOf.of(name, kinds_of(info, str(self.path))))
             except OMEArrowDSError as error:
                 columns.append(ImagesOf(name, problem=str(error)))
         return columns
@@ -365,7 +345,7 @@ class TableImages(Images):
         return super().stream() if blocks is None else blocks
 
     def storage_info(self) -> Stored:
-        stored, codec = self.table.layout(), self.table.chunk_codec()
+        stored, codec = self.table.layout(), _find_chunk_codec(self.table)
         if codec is None:
             return stored
         reading = f"each chunk is decompressed separately; {stored.reading}"
@@ -377,12 +357,22 @@ class TableImages(Images):
     def stored_size(self) -> tuple[int, int, int]:
         if self._options.objects is None:
             return super().stored_size()
-        num_files, size_bytes = self.table.object_sizes()
-        return num_files, size_bytes, size_bytes
+        sizes = [(self.guard.fingerprint or (0,))[0]]
+        if self.format.is_folder:
+            sizes = [size_bytes for size_bytes, _ in self._options.objects.inside(str(self.path)).values()]
+        return len(sizes), sum(sizes), sum(sizes)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = {**vars(self._options), **self.table.version}
-        return partial(TableImages, self.name, type(self.table), **options), (self.path,)
+        options = vars(self.table.options)
+        return partial(TableImages, self.name, type(self.table), self._errors, **options), (self.path,)
+
+
+def _find_chunk_codec(table: StoredTable) -> str | None:
+    """Return the codec that compresses each chunk separately, or None."""
+    header, rows = table.header, np.flatnonzero(~table.header.null)[:1]
+    if header.chunk_codec or table.is_placed or not len(rows) or header.column.encoding != "bytes":
+        return header.chunk_codec
+    return codec_of_chunks(next(iter(table.fetch(header.column.pixel_field, rows))))
 
 
 def _choose_column(

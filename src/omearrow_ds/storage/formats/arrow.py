@@ -61,7 +61,7 @@ class _OpenArrowFile:
     reader: pa.ipc.RecordBatchFileReader
     image_reader: pa.ipc.RecordBatchFileReader | None = None  # Reads record batches with the image column.
     images: dict[int, _Images] = field(default_factory=dict)
-    valid_batches: set[int] = field(default_factory=set)
+    valid_batches: set[tuple[str, int]] = field(default_factory=set)  # Names of image columns, and record batches.
 
     @classmethod
     def of(cls, mapping: MappedFile | _ObjectMemory) -> _OpenArrowFile:
@@ -101,28 +101,24 @@ class ArrowTable(StoredTable):
     is fetched whole, into the cache, if its record batches are compressed.
     """
 
-    errors = ERRORS
-
     def __init__(self, guard: FileGuard, options: TableOptions) -> None:
         super().__init__(guard, options)
         self._bytes = ProcessLocal(partial(open_bytes, guard, options.objects))
         self._file = ProcessLocal(self._open)
         self.schema = self._file.get().reader.schema
 
-    def read_header(self, column: ImageColumn, names: Sequence[str], *, look: bool) -> tuple[pa.Table, pa.Table]:
+    def read_header(
+        self, column: ImageColumn, names: Sequence[str] = (), *, look: bool = False
+    ) -> tuple[pa.Table, pa.Table]:
         fields = [name for name in ("id", "pixels_meta") if name in column.fields] if look else column.info_fields
         infos, columns = [], []
-        self._header_columns = [column.name, *names]
-        for batch in self._batches(self._header_columns):
-            infos.append(_info(batch, column, fields))
+        for batch in self._batches([column.name, *names]):
+            infos.append(pa.RecordBatch.from_struct_array(batch.column(column.name)).select(fields))
             columns.append(batch.select(list(names)))
         self._starts = list(itertools.accumulate(map(len, infos), initial=0))
-        self._file.get().valid_batches.update(range(len(infos)))
+        self._file.get().valid_batches.update((column.name, number) for number in range(len(infos)))
         early = _copied_table(columns, map(self.schema.field, names))
         return _copied_table(infos, map(column.type.field, fields)), early
-
-    def locate(self) -> None:
-        """Do nothing: images of a record batch are located at its first use."""
 
     def _scattered_reads(self) -> AbstractContextManager[None]:
         """Return a context that reads offsets and columns of a cold file by single pages."""
@@ -135,11 +131,6 @@ class ArrowTable(StoredTable):
     def read_columns(self, names: list[str]) -> pa.Table:
         with self.guard.reading():
             return _copied_table(list(self._batches(names)), map(self.schema.field, names))
-
-    def read_info(self, column: ImageColumn) -> pa.Table:
-        with self.guard.reading():
-            infos = [_info(batch, column, column.info_fields) for batch in self._batches([column.name])]
-        return _copied_table(infos, map(column.type.field, column.info_fields))
 
     def _batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield validated record batches of some columns, in the order of ``names``, because Arrow trusts the file."""
@@ -193,15 +184,15 @@ class ArrowTable(StoredTable):
     def _image_structs(self, number: int) -> pa.StructArray:
         """Return the image column of a record batch with validated offsets and strings."""
         # Validation takes time per chunk, not per pixel, and is done once per mapping.
-        file = self._file.get()
+        file, name = self._file.get(), self.header.column.name
         file.mapping.refuse_changed()
         with self.guard.reading():
             if file.image_reader is None:
-                file.image_reader = file.reader_of(self._header_columns)
-            structs = file.image_reader.get_batch(number).column(self.header.column.name)
-            if number not in file.valid_batches:
+                file.image_reader = file.reader_of([name])
+            structs = file.image_reader.get_batch(number).column(name)
+            if (name, number) not in file.valid_batches:
                 structs.validate(full=True)
-                file.valid_batches.add(number)
+                file.valid_batches.add((name, number))
         return structs
 
     def read_images(self, rows: Sequence[int]) -> list[Array]:
@@ -241,15 +232,6 @@ class ArrowTable(StoredTable):
             images.pop(number, None)  # Located before its pixels were fetched.
             memory.fetch_batch(number)
 
-    def chunk_codec(self) -> str | None:
-        memory = self._memory
-        if memory is None:
-            return super().chunk_codec()
-        with memory.object.lock:
-            for number, _ in group_by_part(self._starts, np.flatnonzero(~self.header.null)[:1].tolist()):
-                self._fetch_batch(memory, number)
-            return super().chunk_codec()
-
     def read_groups(self) -> Iterable[slice] | None:
         if self._memory is not None:
             return None
@@ -265,23 +247,16 @@ class ArrowTable(StoredTable):
                 block = images if isinstance(images, np.ndarray) else images.images()
             yield start, block
 
-    @property
-    def mapping(self) -> MappedFile | None:
-        file = self._file.get()
-        if not isinstance(file.mapping, MappedFile) or self.objects is not None:
+    def mapped_stacks(self) -> Stacks | None:
+        file, arrays = self._file.get(), list[Array]()
+        if self.objects is not None or not is_uniform(self.header.shapes, self.header.dtypes):
             return None
         for number in range(len(self._starts) - 1):
-            if not isinstance(self._images_of(number), np.ndarray) or number not in file.images:
+            images = self._images_of(number)
+            if not isinstance(images, np.ndarray) or number not in file.images:
                 return None
-        return file.mapping
-
-    def mapped_stacks(self) -> Stacks | None:
-        mapping = self.mapping
-        if mapping is None or not is_uniform(self.header.shapes, self.header.dtypes):
-            return None
-        blocks = map(self._images_of, range(len(self._starts) - 1))
-        arrays = [images for images in blocks if isinstance(images, np.ndarray)]
-        return Stacks(arrays, mapping.refuse_changed, is_mapped=True) if arrays else None
+            arrays.append(images)
+        return Stacks(arrays, file.mapping.refuse_changed, is_mapped=True, file=file.mapping.file) if arrays else None
 
     def _images_of(self, number: int) -> _Images:
         """Return the images of a record batch: cached if they view the mapping, else decompressed each time."""
@@ -302,17 +277,17 @@ class ArrowTable(StoredTable):
         return images
 
     def fetch(self, field: str, indices: Array) -> Iterable[pa.Array]:
+        memory = self._memory
         for number, rows in group_by_part(self._starts, indices.tolist()):
-            column = self._image_structs(number).field(field)
-            yield column.take(pa.array(np.array(rows) - self._starts[number]))
+            with nullcontext() if memory is None else memory.object.lock:
+                if memory is not None:
+                    self._fetch_batch(memory, number)
+                column = self._image_structs(number).field(field)
+                taken = column.take(pa.array(np.array(rows) - self._starts[number]))
+            yield taken
 
 
-open_collection = partial(TableImages, "arrow", ArrowTable)
-
-
-def _info(batch: pa.RecordBatch, column: ImageColumn, names: Sequence[str]) -> pa.RecordBatch:
-    """Return fields of an image column, without pixels."""
-    return pa.RecordBatch.from_struct_array(batch.column(column.name)).select(list(names))
+open_collection = partial(TableImages, "arrow", ArrowTable, ERRORS)
 
 
 def _copied_table(batches: Sequence[pa.RecordBatch], fields: Iterable[pa.Field]) -> pa.Table:

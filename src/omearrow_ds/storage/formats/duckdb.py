@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -225,7 +226,6 @@ class DuckDBTable(StoredTable):
     An internal column numbers the rows; a key of the writer finds rows without a scan.
     """
 
-    errors = ERRORS
     _format_name = "duckdb"
     _row_number = _ROW_NUMBER
     _keyed = False  # Whether single rows are found by a key.
@@ -249,10 +249,13 @@ class DuckDBTable(StoredTable):
         self._set_rows(self._key)
         self.close()
 
-    def read_info(self, column: ImageColumn) -> pa.Table:
-        image, names = identifier(column.name), map(identifier, column.info_fields)
-        fields = ", ".join(f"{image}.{name} AS {name}" for name in names)
-        return self._query(f"SELECT {fields}", f"ORDER BY {self._row_number}")
+    def read_header(
+        self, column: ImageColumn, names: Sequence[str] = (), *, look: bool = False
+    ) -> tuple[pa.Table, pa.Table]:
+        del names, look
+        image, fields = identifier(column.name), map(identifier, column.info_fields)
+        listed = ", ".join(f"{image}.{field} AS {field}" for field in fields)
+        return self._query(f"SELECT {listed}", f"ORDER BY {self._row_number}"), pa.table({})
 
     def read_columns(self, names: list[str]) -> pa.Table:
         return self._query(f"SELECT {', '.join(map(identifier, names))}", f"ORDER BY {self._row_number}")
@@ -325,11 +328,11 @@ class DuckDBTable(StoredTable):
             several = f"{len(chosen)} tables contain images; pass table= with one of"
             none = f"table={table!r} is not a table with images; pass one of"
             raise ColumnError(f"{self.path}: {several if chosen else none} {listed}")
-        self.variant = chosen[0]  # Names of the schema and the table.
+        self.options = replace(self.options, variant=chosen[0])
         return _quoted(chosen[0])
 
     def layout(self) -> Stored:
-        table = _quoted(self.variant)
+        table = _quoted(self.options.variant)
         kind = "BLOB" if self.header.column.encoding == "bytes" else "USMALLINT"
         of_column = f"FROM pragma_storage_info({literal(table)}) WHERE column_name = ?"
         pixels = f"SELECT lower(compression) {of_column} AND segment_type = '{kind}'"
@@ -356,7 +359,7 @@ class DuckDBTable(StoredTable):
             "SELECT expressions FROM duckdb_indexes() WHERE is_unique AND "
             "(database_name, schema_name, table_name, index_name) = (?, ?, ?, ?)"
         )
-        names = [_DATABASE, *self.variant, _KEY]
+        names = [_DATABASE, *self.options.variant, _KEY]
         with self.guard.reading():
             indexes = self._connection.get().cursor().execute(query, names).fetchall()
         return _KEY if (f"[{_KEY}]",) in indexes else None
@@ -428,4 +431,4 @@ class DuckDBTable(StoredTable):
             yield from self.fetch(field, np.arange(num_read, len(self.header.image_ids)))
 
 
-open_collection = partial(TableImages, "duckdb", DuckDBTable)
+open_collection = partial(TableImages, "duckdb", DuckDBTable, ERRORS)

@@ -12,9 +12,9 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import lance
 import numpy as np
@@ -148,7 +148,6 @@ class LanceTable(StoredTable):
     Pass one of them, or None for the first that can read the dataset.
     """
 
-    errors = ERRORS
     _has_mark = False  # whether the pixels have the mark that `write` gives them
 
     def __init__(self, guard: FileGuard, options: TableOptions) -> None:
@@ -169,7 +168,7 @@ class LanceTable(StoredTable):
         dataset, num_images = self._dataset.get(), len(self.header.image_ids)
         try:
             self._files = self._again(partial(self._find_files, dataset))
-        except self.errors:  # then Lance reads the rows
+        except ERRORS:  # then Lance reads the rows
             self._files, self.is_placed = [], False
         self._starts = [*(file.start for file in self._files), num_images]
         self.engine = "pages" if self._files and all(file.locations for file in self._files) else "lance"
@@ -177,14 +176,18 @@ class LanceTable(StoredTable):
         if is_other and self._is_odd(self._compression(dataset, self._starts)):
             msg = f"{self.path}: is read by Lance, several times more slowly, as {_ODD_PAGES}; write it again"
             warnings.warn(msg, stacklevel=4)
+        self.options = replace(self.options, known=(self._version, self.guard.fingerprint))
         self.close()
         if self._engine == "pages" and num_images and self.engine != "pages":
             problem = "needs pixel pages that are uncompressed or compressed with zstd"
             raise ArgumentError(problem, path=self.path, option="engine", value="pages", remedy="pass engine=None")
 
-    def read_info(self, column: ImageColumn) -> pa.Table:
+    def read_header(
+        self, column: ImageColumn, names: Sequence[str] = (), *, look: bool = False
+    ) -> tuple[pa.Table, pa.Table]:
+        del names, look
         info = self._read_all([f"{column.name}.{name}" for name in column.info_fields])
-        return unnest(info[column.name]).select(column.info_fields)
+        return unnest(info[column.name]).select(column.info_fields), pa.table({})
 
     def read_columns(self, names: list[str]) -> pa.Table:
         return self._read_all(names).select(names)
@@ -202,11 +205,6 @@ class LanceTable(StoredTable):
     def _again(self, read: Callable[[], Found]) -> Found:
         """Return the result of ``read``, which is called again while a server does not answer."""
         return read() if self.objects is None else self.objects.again(str(self.path), read)
-
-    def object_sizes(self) -> tuple[int, int]:
-        assert self.objects is not None
-        sizes_bytes = [size_bytes for size_bytes, _ in self.objects.inside(str(self.path)).values()]
-        return len(sizes_bytes), sum(sizes_bytes)
 
     def layout(self) -> Stored:
         return self._again(self._describe)
@@ -316,7 +314,7 @@ class LanceTable(StoredTable):
                     refuse_special(entry)
 
         def read() -> int:
-            with translate_errors(self.path, self.guard.label, self.errors, failure):
+            with translate_errors(self.path, self.guard.label, ERRORS, failure):
                 return int(lance.dataset(as_parsed(self.path), storage_options=self._client()).version)
 
         return self._again(read)
@@ -339,11 +337,6 @@ class LanceTable(StoredTable):
         self._dataset.close()
         self._sessions.close()
         self._mapped.close()
-
-    @property
-    def version(self) -> dict[str, Any]:
-        """Keyword arguments that reopen exactly this version: its number and the fingerprint of its manifest."""
-        return {"known": (self._version, self.guard.fingerprint)}
 
     def _session(self, number: int) -> FragmentSession:
         """Return this thread's session of the pixels in one data file."""
@@ -378,12 +371,9 @@ class LanceTable(StoredTable):
                 images += super().read_images(in_file)
         return images
 
-    @property
-    def mapping(self) -> MappedFile | None:
-        return self._pages(0).mapping if self.engine == "pages" and len(self._files) == 1 else None
-
     def mapped_stacks(self) -> Stacks | None:
-        if self.mapping is None or not is_uniform(self.header.shapes, self.header.dtypes):
+        is_single = self.engine == "pages" and len(self._files) == 1
+        if not is_single or not is_uniform(self.header.shapes, self.header.dtypes):
             return None
         return self._pages(0).mapped_stacks(partial(refuse_damaged, self))
 
@@ -418,4 +408,4 @@ class LanceTable(StoredTable):
         return arrays
 
 
-open_collection = partial(TableImages, "lance", LanceTable)
+open_collection = partial(TableImages, "lance", LanceTable, ERRORS)

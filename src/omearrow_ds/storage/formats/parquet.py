@@ -91,7 +91,6 @@ class ParquetTable(StoredTable):
     Its ``engine`` is ``"pages"``, ``"pyarrow"``, or None for the first that can read the file.
     """
 
-    errors = ERRORS
     _located_leaf: _PixelLeaf | None = None
 
     def __init__(self, guard: FileGuard, options: TableOptions) -> None:
@@ -103,7 +102,9 @@ class ParquetTable(StoredTable):
         groups = map(file.metadata.row_group, range(file.num_row_groups))
         self.starts = list(itertools.accumulate(map(attrgetter("num_rows"), groups), initial=0))
 
-    def read_header(self, column: ImageColumn, names: Sequence[str], *, look: bool) -> tuple[pa.Table, pa.Table]:
+    def read_header(
+        self, column: ImageColumn, names: Sequence[str] = (), *, look: bool = False
+    ) -> tuple[pa.Table, pa.Table]:
         ids = ["id"] if "id" in column.fields else []
         fields = [*ids, *(f"pixels_meta.{name}" for name in PIXELS_META)] if look else column.info_fields
         table = self._read_whole([*[f"{column.name}.{name}" for name in fields], *names])
@@ -140,11 +141,6 @@ class ParquetTable(StoredTable):
                 file.cache_ranges(_ranges_of(self._file.get().metadata, names))
             return self._read_whole(names).select(names)
 
-    def read_info(self, column: ImageColumn) -> pa.Table:
-        paths = [f"{column.name}.{name}" for name in column.info_fields]
-        with self.guard.reading():
-            return unnest(self._file.get().read(columns=paths)[column.name])
-
     @property
     def engine(self) -> str:
         """Reader of the pixels: ``"pages"`` reads pages of the file directly, and ``"pyarrow"`` can read any page."""
@@ -169,7 +165,7 @@ class ParquetTable(StoredTable):
                 leaf = replace(leaf, chunks=chunks)
         if leaf.chunks and self.objects is None:
             self._file.close()
-        self.is_placed = bool(leaf.paths) and leaf.codec is None
+        self.is_placed, self.header.chunk_codec = bool(leaf.paths) and leaf.codec is None, leaf.codec
         return leaf
 
     def _find_pixel_leaf(self, paths: list[str]) -> _PixelLeaf:
@@ -206,9 +202,6 @@ class ParquetTable(StoredTable):
             reading = f"from the mapped file; {'each image' if max(sizes) == 1 else unit} is decompressed separately"
         stored = Stored(column.encoding, compression, groups(self.starts, "row group"), plain, reading)
         return stored if self.objects is None else by_ranges(stored)
-
-    def chunk_codec(self) -> str | None:
-        return self._leaf.codec or super().chunk_codec()
 
     def _open(self) -> pq.ParquetFile:
         if self.objects is None:
@@ -256,21 +249,16 @@ class ParquetTable(StoredTable):
     def stream(self) -> Iterator[Block] | None:
         return self._reader.get().stream(self) if self.objects is None and self._leaf.chunks else None
 
-    @property
-    def mapping(self) -> MappedFile | None:
-        plain = self._leaf.chunks and self._leaf.codec is None and len(self.starts) <= _MOST_GROUPS
-        file = self._reader.get().file if plain and self.objects is None else None
-        return file if isinstance(file, MappedFile) else None
-
     def mapped_stacks(self) -> Stacks | None:
-        mapping = self.mapping
-        if mapping is None or not is_uniform(self.header.shapes, self.header.dtypes):
+        plain = self._leaf.chunks and self._leaf.codec is None and len(self.starts) <= _MOST_GROUPS
+        mapping = self._reader.get().file if plain and self.objects is None else None
+        if not isinstance(mapping, MappedFile) or not is_uniform(self.header.shapes, self.header.dtypes):
             return None
         arrays = self._reader.get().stacks(self)
         if not arrays or self._leaf.num_pieces is None:
             return None
         layout = plain_layout(arrays[0].shape[1:], arrays[0].dtype, int(self._leaf.num_pieces[0]))
-        return stack_images(arrays, layout, mapping.refuse_changed, partial(refuse_damaged, self))
+        return stack_images(arrays, layout, mapping, partial(refuse_damaged, self))
 
     def find_pages(self, file: ByteSource, number: int) -> Pages:
         rows, leaf = np.arange(self.starts[number], self.starts[number + 1]), self._leaf
@@ -311,7 +299,7 @@ class ParquetTable(StoredTable):
             yield pa.concat_arrays(self._read_group(number, field)).take(positions)
 
 
-open_collection = partial(TableImages, "parquet", ParquetTable)
+open_collection = partial(TableImages, "parquet", ParquetTable, ERRORS)
 
 
 @lru_cache(16)  # Many files share one type.

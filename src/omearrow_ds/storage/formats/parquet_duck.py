@@ -80,13 +80,7 @@ class _ReadByDuckDB(duckdb_file.DuckDBTable):
         return replace(stored, in_place=False, reading="by DuckDB, which decodes a row group per image")
 
 
-class _ReadByPages(parquet.ParquetTable):
-    """Parquet file written by DuckDB or another tool."""
-
-    errors = ERRORS
-
-
 def open_collection(path: Path, **options: Any) -> TableImages:
     """Open a Parquet file; ``engine="duckdb"`` reads the images with DuckDB."""
-    file_type = _ReadByDuckDB if options.get("engine") == "duckdb" else _ReadByPages
-    return TableImages("parquet_duck", file_type, path, **options)
+    table_type = _ReadByDuckDB if options.get("engine") == "duckdb" else parquet.ParquetTable
+    return TableImages("parquet_duck", table_type, ERRORS, path, **options)

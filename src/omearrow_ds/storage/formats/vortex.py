@@ -146,18 +146,17 @@ class VortexTable(StoredTable):
     An object is copied to the cache as a whole, because Vortex 0.91 would fetch it once per process.
     """
 
-    errors = ERRORS
-    reads_ranges = False
-
     def __init__(self, guard: FileGuard, options: TableOptions) -> None:
         super().__init__(guard, options)
         self._file = ProcessLocal(self._open)
         self.schema = self._file.get().file.to_arrow().schema
 
-    def read_header(self, column: ImageColumn, names: Sequence[str], *, look: bool) -> tuple[pa.Table, pa.Table]:
-        if not look:
-            return super().read_header(column, names, look=look)
+    def read_header(
+        self, column: ImageColumn, names: Sequence[str] = (), *, look: bool = False
+    ) -> tuple[pa.Table, pa.Table]:
         image = expr.column(column.name)
+        if not look:
+            return unnest(self._read(expr.select(column.info_fields, image))), pa.table({})
         fields: dict[str, Any] = {"id": image["id"]} if "id" in column.fields else {}
         fields["pixels_meta"] = expr.pack({name: image["pixels_meta"][name] for name in PIXELS_META})
         packed = expr.pack({"fields": expr.pack(fields), "others": expr.select(list(names), expr.root())})
@@ -171,9 +170,6 @@ class VortexTable(StoredTable):
 
     def read_columns(self, names: list[str]) -> pa.Table:
         return unnest(self._read(expr.select(names, expr.root()))).select(names)
-
-    def read_info(self, column: ImageColumn) -> pa.Table:
-        return unnest(self._read(expr.select(column.info_fields, expr.column(column.name))))
 
     def _open(self) -> OpenVortexFile:
         with self.guard:
@@ -324,11 +320,8 @@ class VortexTable(StoredTable):
             or len(arrays) < len(self._mapped_images())
         ):
             return None
-        return Stacks(arrays, self._file.get().mapping.refuse_changed, is_mapped=True)
-
-    @property
-    def mapping(self) -> MappedFile | None:
-        return self._file.get().mapping if self._mapped_images() else None
+        mapping = self._file.get().mapping
+        return Stacks(arrays, mapping.refuse_changed, is_mapped=True, file=mapping.file)
 
     def fetch(self, field: str, indices: Array) -> list[pa.Array]:
         rows = self._pixel_rows(field)
@@ -336,4 +329,4 @@ class VortexTable(StoredTable):
             return rows.take(indices.tolist())
 
 
-open_collection = partial(TableImages, "vortex", VortexTable)
+open_collection = partial(TableImages, "vortex", VortexTable, ERRORS)
