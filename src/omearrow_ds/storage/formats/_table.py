@@ -176,9 +176,7 @@ class StoredTable(ABC):
         """Return columns as stored, in this order."""
 
     @abstractmethod
-    def read_header(
-        self, column: ImageColumn, names: Sequence[str] = (), *, look: bool = False
-    ) -> tuple[pa.Table, pa.Table]:
+    def read_header(self, column: ImageColumn, names: Sequence[str], *, look: bool) -> tuple[pa.Table, pa.Table]:
         """Return the fields of an image column without pixels, and the columns ``names`` if they are read with these.
 
         The fields of a null image are null. With ``look``, id, shape and dtype suffice, and the columns are required.
@@ -317,7 +315,7 @@ class TableImages(Images):
         for name, column in self._image_columns.items():
             try:
                 with self.guard.reading():
-                    info, _ = self.table.read_header(column)
+                    info, _ = self.table.read_header(column, (), look=False)
                 columns.append(ImagesOf.of(name, kinds_of(info, str(self.path))))
             except OMEArrowDSError as error:
                 columns.append(ImagesOf(name, problem=str(error)))

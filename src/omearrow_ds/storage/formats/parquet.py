@@ -102,9 +102,7 @@ class ParquetTable(StoredTable):
         groups = map(file.metadata.row_group, range(file.num_row_groups))
         self.starts = list(itertools.accumulate(map(attrgetter("num_rows"), groups), initial=0))
 
-    def read_header(
-        self, column: ImageColumn, names: Sequence[str] = (), *, look: bool = False
-    ) -> tuple[pa.Table, pa.Table]:
+    def read_header(self, column: ImageColumn, names: Sequence[str], *, look: bool) -> tuple[pa.Table, pa.Table]:
         ids = ["id"] if "id" in column.fields else []
         fields = [*ids, *(f"pixels_meta.{name}" for name in PIXELS_META)] if look else column.info_fields
         table = self._read_whole([*[f"{column.name}.{name}" for name in fields], *names])
