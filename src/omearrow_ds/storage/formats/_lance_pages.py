@@ -67,7 +67,6 @@ class DataFile(NamedTuple):
     fragment: int
     columns: dict[str, int]
     start: int = 0  # First image.
-    rows: int = 0
     locations: Places | None = None  # None if they are unknown.
 
 
@@ -205,8 +204,10 @@ class PixelPages:
     def stack(self, first: int, count: int) -> Array | None:
         """Return consecutive images as one view (n, T, C, Z, Y, X); None if they differ in shape, dtype or distance."""
         self.mapping.refuse_changed()
-        arrays = None if self._extents is None else self._extents.stacks(self.mapping.data, first, first + count)
-        if self._extents is None or arrays is None or len(arrays) > 1:
+        if self._extents is None:
+            return None
+        arrays = self._extents.stacks(self.mapping.data, first, first + count)
+        if arrays is None or len(arrays) > 1:
             return None
         try:
             self._extents.check(self.mapping.data, first, first + count)

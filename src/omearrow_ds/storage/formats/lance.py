@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import lance
@@ -32,7 +33,7 @@ from omearrow_ds.storage.byte_source import MappedFile, version_fingerprint
 from omearrow_ds.storage.formats._base import BLOCK_BYTES, Array, Block, group_by_part, is_uniform
 from omearrow_ds.storage.formats._detect import entries_below, refuse_special
 from omearrow_ds.storage.formats._error_translation import translate_errors
-from omearrow_ds.storage.formats._file_guard import FileGuard
+from omearrow_ds.storage.formats._file_guard import FileGuard, Fingerprint
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._lance_pages import (
@@ -140,6 +141,60 @@ def _removed(path: Path, version: int) -> FormatError:
     return FormatError(f"{path}: version {version} was removed since it was opened; open it again")
 
 
+class _DatasetVersion:
+    """One version of a Lance dataset, by default the latest; others may write further versions, which are not read.
+
+    ``known`` are its number and the fingerprint of its manifest. Lance's own client reads from a server.
+    """
+
+    def __init__(self, guard: FileGuard, options: TableOptions) -> None:
+        self._guard, self._objects, self._url = guard, options.objects, str(guard.path)
+        self._number, guard.fingerprint = (self._find_latest(), None) if options.known is None else options.known
+        # Paths of the version's manifest, under its two possible names; data files never change their names.
+        names = f"{_LAST_VERSION - self._number:020d}", str(self._number)
+        guard.files = [f"{self._url}/_versions/{name}.manifest" for name in names]
+        guard.explain = partial(_explain, self._objects, self._number)
+
+    @property
+    def known(self) -> tuple[int, Fingerprint | None]:
+        return self._number, self._guard.fingerprint
+
+    @property
+    def client(self) -> Client:
+        """Storage options for the server; None on this machine."""
+        return None if self._objects is None else self._objects.settings(self._url)
+
+    def again(self, read: Callable[[], Found]) -> Found:
+        """Return the result of ``read``, which is called again while a server does not answer."""
+        return read() if self._objects is None else self._objects.again(self._url, read)
+
+    def _find_latest(self) -> int:
+        path, failure = self._guard.path, None
+        if self._objects is not None:
+            failure = partial(_unopened, self._objects, path)
+        else:
+            for entry in entries_below(path):
+                if not entry.is_file():
+                    refuse_special(entry)
+
+        def read() -> int:
+            with translate_errors(path, self._guard.label, ERRORS, failure):
+                return int(lance.dataset(as_parsed(path), storage_options=self.client).version)
+
+        return self.again(read)
+
+    def open(self) -> lance.LanceDataset:
+        def read() -> lance.LanceDataset:
+            with self._guard:
+                path = as_parsed(self._guard.path)
+                return lance.dataset(path, version=self._number, storage_options=self.client)
+
+        dataset = self.again(read)
+        if self._objects is not None:
+            _compare_manifest(self._objects, self._number, self._guard)
+        return dataset
+
+
 class LanceTable(StoredTable):
     """Lance dataset; on a server, Lance's own client fetches only the pixels of the requested rows.
 
@@ -152,39 +207,31 @@ class LanceTable(StoredTable):
 
     def __init__(self, guard: FileGuard, options: TableOptions) -> None:
         super().__init__(guard, options)
-        known = options.known
         self._engine = options.engine if self.objects is None else "lance"
-        self._version, guard.fingerprint = (self._latest_version(), None) if known is None else known
-        # Paths of the version's manifest, under its two possible names; data files never change their names.
-        names = f"{_LAST_VERSION - self._version:020d}", str(self._version)
-        guard.files = [f"{self.path}/_versions/{name}.manifest" for name in names]
-        guard.explain = partial(_explain, self.objects, self._version)
-        self._dataset = ProcessLocal(self._open)
+        self._version = _DatasetVersion(guard, options)
+        self._dataset = ProcessLocal(self._version.open)
         self._sessions = ProcessLocal(threading.local)  # Each reads the pixels of the data file of its number.
         self._mapped: ProcessLocal[dict[int, PixelPages]] = ProcessLocal(dict)
         self.schema = self._dataset.get().schema  # Lance converts it at each access.
 
     def locate(self) -> None:
-        dataset, num_images = self._dataset.get(), len(self.header.image_ids)
+        num_images = len(self.header.image_ids)
         try:
-            self._files = self._again(partial(self._find_files, dataset))
+            self._files = self._version.again(self._find_files)
         except ERRORS:  # then Lance reads the rows
             self._files, self.is_placed = [], False
         self._starts = [*(file.start for file in self._files), num_images]
         self.engine = "pages" if self._files and all(file.locations for file in self._files) else "lance"
-        is_other = self._files and self._has_mark and self.engine != "pages" and self.options.known is None
-        if is_other and self._is_odd(self._compression(dataset, self._starts)):
+        if self.options.known is None and self._is_odd():
             msg = f"{self.path}: is read by Lance, several times more slowly, as {_ODD_PAGES}; write it again"
             warnings.warn(msg, stacklevel=4)
-        self.options = replace(self.options, known=(self._version, self.guard.fingerprint))
+        self.options = replace(self.options, known=self._version.known)
         self.close()
         if self._engine == "pages" and num_images and self.engine != "pages":
             problem = "needs pixel pages that are uncompressed or compressed with zstd"
             raise ArgumentError(problem, path=self.path, option="engine", value="pages", remedy="pass engine=None")
 
-    def read_header(
-        self, column: ImageColumn, names: Sequence[str] = (), *, look: bool = False
-    ) -> tuple[pa.Table, pa.Table]:
+    def read_header(self, column: ImageColumn, names: Sequence[str], *, look: bool) -> tuple[pa.Table, pa.Table]:
         del names, look
         info = self._read_all([f"{column.name}.{name}" for name in column.info_fields])
         return unnest(info[column.name]).select(column.info_fields), pa.table({})
@@ -200,21 +247,18 @@ class LanceTable(StoredTable):
             with self.guard.reading():
                 return dataset.take(list(range(dataset.count_rows())), columns=columns)
 
-        return self._again(take)
-
-    def _again(self, read: Callable[[], Found]) -> Found:
-        """Return the result of ``read``, which is called again while a server does not answer."""
-        return read() if self.objects is None else self.objects.again(str(self.path), read)
+        return self._version.again(take)
 
     def layout(self) -> Stored:
-        return self._again(self._describe)
-
-    def _describe(self) -> Stored:
         dataset = self._dataset.get()
-        with self.guard.reading():
-            rows = [fragment.count_rows() for fragment in dataset.get_fragments()]
-            starts = [0, *np.cumsum(rows).tolist()]
-            compression = self._compression(dataset, starts)
+
+        def read() -> tuple[list[int], str]:
+            with self.guard.reading():
+                rows = [fragment.count_rows() for fragment in dataset.get_fragments()]
+                starts = [0, *np.cumsum(rows).tolist()]
+                return starts, self._compression(starts)
+
+        starts, compression = self._version.again(read)
         plain = self.engine == "pages" and compression == "none"
         if self.objects is not None:
             reading = "by Lance, by row number, from a dataset on a server"
@@ -223,28 +267,29 @@ class LanceTable(StoredTable):
         elif self.engine == "pages":
             reading = "from the mapped files; each image is decompressed separately"
         else:
-            reading = f"by Lance, by row number{f': {_ODD_PAGES}' if self._is_odd(compression) else ''}"
+            reading = f"by Lance, by row number{f': {_ODD_PAGES}' if self._is_odd() else ''}"
         chunking = f"{groups(starts, 'fragment')}, file format {dataset.data_storage_version}"
         return Stored(self.header.column.encoding, compression, chunking, plain, reading)
 
-    def _compression(self, dataset: lance.LanceDataset, starts: Sequence[int]) -> str:
+    def _compression(self, starts: Sequence[int]) -> str:
         if self.engine == "pages":
             packed = (file.locations is not None and file.locations.stops is not None for file in self._files)
             return joined("zstd" if is_packed else "none" for is_packed in packed)
-        sizes = pixel_bytes(dataset, self.path, self.header.column, self._client())
+        sizes = pixel_bytes(self._dataset.get(), self.path, self.header.column, self._version.client)
         decoded_bytes = sum(self.header.image_bytes[starts[number] : starts[number + 1]].sum() for number in sizes)
         return "compressed" if sum(sizes.values()) < decoded_bytes else "none"
 
-    def _is_odd(self, compression: str) -> bool:
+    def _is_odd(self) -> bool:
         """Whether `write` wrote several images with pixels large enough to be read in place, but they are not."""
-        engine = self._engine or "pages"
-        large = bool((self.header.image_bytes >= _LARGE_BYTES * self.header.shapes[:, :2].prod(axis=1)).all())
-        ours = bool(self._files) and self._has_mark
-        return ours and large and len(self.header.image_ids) > 1 and compression == "none" and self.engine != engine
+        header, is_ours = self.header, bool(self._files) and self._has_mark
+        if not is_ours or len(header.image_ids) < 2 or self.engine == (self._engine or "pages"):
+            return False
+        is_large = bool((header.image_bytes >= _LARGE_BYTES * header.shapes[:, :2].prod(axis=1)).all())
+        return is_large and self._compression(self._starts) == "none"
 
-    def _find_files(self, dataset: lance.LanceDataset) -> list[DataFile]:
+    def _find_files(self) -> list[DataFile]:
         """Return the data files if each holds a whole fragment and all images are plainly stored; else []."""
-        leaf, others = self.header.leaf_fields()
+        dataset, (leaf, others) = self._dataset.get(), self.header.leaf_fields()
         files = [] if leaf is None else whole_files(dataset)
         if leaf is None or not 0 < len(files) <= _FILES_LIMIT:
             return []
@@ -254,17 +299,14 @@ class LanceTable(StoredTable):
         other_leaves = [f"{prefix}.{field.name}" for field in others]
         stored = []
         with nullcontext() if self.objects is None else self.guard.reading():
-            readers = [open_file(self.path, file.name, self._client()) for file in files]
+            readers = [open_file(self.path, file.name, self._version.client) for file in files]
             if not all(reader.metadata().schema.equals(dataset.schema) for reader in readers):
                 return []
             for file, reader in zip(files, readers, strict=True):
                 session = open_session(dataset, file.fragment, other_leaves)
                 stored.append(pa.concat_arrays(take_rows(session, list(range(reader.num_rows())))))
-        chunks = pa.concat_arrays(stored)
-        if (
-            len(chunks) != len(self.header.image_ids)
-            or not placed_chunks(chunks, self.header.expected(np.arange(len(chunks)))).all()
-        ):
+        chunks, indices = pa.concat_arrays(stored), np.arange(len(self.header.image_ids))
+        if len(chunks) != len(indices) or not placed_chunks(chunks, self.header.expected(indices)).all():
             return []
         self.is_placed = True
         starts = np.cumsum([0, *map(len, stored)]).tolist()
@@ -272,7 +314,7 @@ class LanceTable(StoredTable):
 
     def _file(self, file: DataFile, start: int, chunks: pa.Array, reader: LanceFileReader) -> DataFile:
         """Return a data file, with the locations of its images if it stores them uncompressed, or each with zstd."""
-        rows, file = slice(start, start + len(chunks)), file._replace(start=start, rows=len(chunks))
+        rows, file = slice(start, start + len(chunks)), file._replace(start=start)
         starts, stops, _ = list_bounds(chunks, f"{self.path}: chunks")
         pieces = stops - starts
         one_each = pieces.all() and (pieces == self.header.shapes[rows, :2].prod(axis=1)).all()  # a null image has none
@@ -294,44 +336,11 @@ class LanceTable(StoredTable):
                 continue
             except OtherLayoutError:
                 break
-            (lists,) = take_rows(self._open_session(file.fragment), [row])
+            (lists,) = take_rows(open_session(self._dataset.get(), file.fragment, [self._leaf]), [row])
             (expected,) = self.header.decode(self, lists, np.array([start + row]))
             same = np.array_equal(image.view(np.uint8), expected.view(np.uint8))
             return file._replace(locations=locations) if same else file
         return file
-
-    def _open_session(self, fragment: int) -> FragmentSession:
-        return open_session(self._dataset.get(), fragment, [self._leaf])
-
-    def _latest_version(self) -> int:
-        """Return the version to open; only this one is read later, because others may write further versions."""
-        failure = None
-        if self.objects is not None:
-            failure = partial(_unopened, self.objects, self.path)
-        else:
-            for entry in entries_below(self.path):
-                if not entry.is_file():
-                    refuse_special(entry)
-
-        def read() -> int:
-            with translate_errors(self.path, self.guard.label, ERRORS, failure):
-                return int(lance.dataset(as_parsed(self.path), storage_options=self._client()).version)
-
-        return self._again(read)
-
-    def _client(self) -> Client:
-        """Return the storage options for the server; None on this machine."""
-        return None if self.objects is None else self.objects.settings(str(self.path))
-
-    def _open(self) -> lance.LanceDataset:
-        def read() -> lance.LanceDataset:
-            with self.guard:
-                return lance.dataset(as_parsed(self.path), version=self._version, storage_options=self._client())
-
-        dataset = self._again(read)
-        if self.objects is not None:
-            _compare_manifest(self.objects, self._version, self.guard)
-        return dataset
 
     def close(self) -> None:
         self._dataset.close()
@@ -343,9 +352,9 @@ class LanceTable(StoredTable):
 
         def read() -> FragmentSession:
             with self.guard:
-                return self._open_session(self._files[number].fragment)
+                return open_session(self._dataset.get(), self._files[number].fragment, [self._leaf])
 
-        session = vars(self._sessions.get())[str(number)] = self._again(read)
+        session = vars(self._sessions.get())[str(number)] = self._version.again(read)
         return session
 
     def _pages(self, number: int) -> PixelPages:
@@ -384,17 +393,15 @@ class LanceTable(StoredTable):
         return self._stream_pages() if self.engine == "pages" else None
 
     def _stream_pages(self) -> Iterator[Block]:
-        sizes_bytes = self.header.image_bytes
-        step = max(1, int(_BLOCK_BYTES * len(sizes_bytes) // max(1.0, sizes_bytes.sum(dtype=float))))
-        for number, file in enumerate(self._files):
-            for first in range(0, file.rows, step):
-                count, start = min(step, file.rows - first), file.start + first
-                stack = self._pages(number).stack(first, count)
-                yield start, self.read_images(range(start, start + count)) if stack is None else stack
+        for number, (start, stop) in enumerate(pairwise(self._starts)):
+            for rows in split_by_bytes(self.header.image_bytes[start:stop], _BLOCK_BYTES):
+                stack = self._pages(number).stack(rows.start, rows.stop - rows.start)
+                images = self.read_images(range(start + rows.start, start + rows.stop)) if stack is None else stack
+                yield start + rows.start, images
 
     def fetch(self, field: str, indices: Array, *, is_repeated: bool = False) -> list[pa.Array]:
         if self.objects is not None and not is_repeated:
-            return self._again(partial(self.fetch, field, indices, is_repeated=True))
+            return self._version.again(partial(self.fetch, field, indices, is_repeated=True))
         if not self._files or field != "chunks":
             with self.guard.reading():
                 taken = self._dataset.get().take(indices.tolist(), columns=[f"{self.header.column.name}.{field}"])

@@ -38,12 +38,13 @@ encodings = pytest.mark.parametrize("encoding", ["bytes", "list"])
 class OtherPages:
     """Pages of a Lance file whose bytes before chunks are unexpected."""
 
-    mapping = None
-
     def images(self, rows):
         raise OtherLayoutError
 
     def stack(self, first, count):
+        return None
+
+    def mapped_stacks(self, refuse):
         return None
 
 
