@@ -140,6 +140,13 @@ def without_views(lists: pa.Array) -> pa.Array:
     )
 
 
+def _expression(column: ImageColumn, field: str, leaves: Sequence[pa.Field]) -> Any:
+    """Return the expression for a field or, of chunks, for only these leaves."""
+    # No expression reaches below a list, but a cast to fewer fields leaves the others undecoded.
+    expression = expr.column(column.name)[field]
+    return expr.cast(expression, vortex.DType.from_arrow(pa.list_(pa.struct(leaves)))) if leaves else expression
+
+
 class VortexTable(StoredTable):
     """Vortex file, or an object on a server.
 
@@ -151,9 +158,7 @@ class VortexTable(StoredTable):
         self._file = ProcessLocal(self._open)
         self.schema = self._file.get().file.to_arrow().schema
 
-    def read_header(
-        self, column: ImageColumn, names: Sequence[str] = (), *, look: bool = False
-    ) -> tuple[pa.Table, pa.Table]:
+    def read_header(self, column: ImageColumn, names: Sequence[str], *, look: bool) -> tuple[pa.Table, pa.Table]:
         image = expr.column(column.name)
         if not look:
             return unnest(self._read(expr.select(column.info_fields, image))), pa.table({})
@@ -177,7 +182,7 @@ class VortexTable(StoredTable):
             return OpenVortexFile(vortex.open(mapping.name, memory_map=True), mapping)
 
     def layout(self) -> Stored:
-        rows = self._pixel_rows(self.header.column.pixel_field)
+        rows = self._rows(self.header.column.pixel_field)
         decoded = [self.header.image_bytes[start:stop].sum() for start, stop in pairwise(rows.starts)]
         packed = (part.nbytes < size_bytes for part, size_bytes in zip(rows.parts, decoded, strict=True))
         compression = joined("compressed" if is_packed else "none" for is_packed in packed)
@@ -208,29 +213,19 @@ class VortexTable(StoredTable):
         if leaf is None:
             return None
         try:
-            stored = pa.concat_arrays(self._read(self._expression("chunks", others)).chunks)
+            stored = pa.concat_arrays(self._read(_expression(self.header.column, "chunks", others)).chunks)
         except FormatError:  # columns that Vortex cannot narrow are read whole
             return None
         return leaf if placed_chunks(stored, self.header.expected(np.arange(len(stored)))).all() else None
 
-    def _expression(self, field: str, leaves: Sequence[pa.Field] = ()) -> Any:
-        """Return the expression for a field or, of chunks, for only these leaves."""
-        # No expression reaches below a list, but a cast to fewer fields leaves the others undecoded.
-        expression = expr.column(self.header.column.name)[field]
-        if not leaves:
-            return expression
-        return expr.cast(expression, vortex.DType.from_arrow(pa.list_(pa.struct(leaves))))
-
-    def _pixel_rows(self, field: str) -> Rows:
-        """Return the rows of a field; for the chunks of a plainly stored file, only their pixels."""
-        return self._cached_rows(field, () if self._leaf is None or field != "chunks" else (self._leaf,))
-
-    def _cached_rows(self, field: str, leaves: Sequence[pa.Field] = ()) -> Rows:
-        """Return all rows of an expression, cached."""
+    def _rows(self, field: str, *, is_whole: bool = False) -> Rows:
+        """Return all rows of a field, cached; only the pixels of plainly stored chunks, unless ``is_whole``."""
+        leaves = () if is_whole or self._leaf is None or field != "chunks" else (self._leaf,)
         mapped, key = self._file.get(), (field, len(leaves))
         if key not in mapped.rows:
+            expression = _expression(self.header.column, field, leaves)
             with self.guard.reading():
-                mapped.rows[key] = Rows(mapped.file.scan(self._expression(field, leaves)).read_all())
+                mapped.rows[key] = Rows(mapped.file.scan(expression).read_all())
         return mapped.rows[key]
 
     def _mapped_images(self) -> list[Array | list[Array]]:
@@ -249,7 +244,7 @@ class VortexTable(StoredTable):
         stored = {np.dtype(leaf.type.value_type.to_pandas_dtype())} if pa.types.is_list(leaf.type) else dtypes
         if stored != dtypes or not self.header.is_native:  # Pixels are not stored as they are in memory.
             return
-        pixels = self._pixel_rows("chunks")
+        pixels = self._rows("chunks")
         for part, (start, stop) in zip(pixels.parts, pairwise(pixels.starts), strict=True):
             indices = np.arange(start, stop)
             with self.guard.reading():
@@ -267,7 +262,7 @@ class VortexTable(StoredTable):
         # A scalar avoids the Arrow arrays, which cost more than dozens of small images; bytes are one object per chunk.
         if self._leaf is None or self._leaf.name != "pixel_bytes" or not self.header.is_native:
             return None
-        rows = self._cached_rows("chunks")
+        rows = self._rows("chunks", is_whole=True)
         images = []
         with self.guard.reading():
             for index in indices:
@@ -288,43 +283,40 @@ class VortexTable(StoredTable):
         if not mapped and len(rows) == 1:
             image = self._images_of_scalars(rows)  # Any encoding: only this image is decoded.
             return super().read_images(rows) if image is None else image
-        pixels = self._pixel_rows(self.header.column.pixel_field)
+        pixels = self._rows(self.header.column.pixel_field)
+        parts = group_by_part(pixels.starts, rows)
+        if mapped:
+            return [mapped[number][row - pixels.starts[number]] for number, in_part in parts for row in in_part]
         images: list[Array] = []
-        for number, in_part in group_by_part(pixels.starts, rows):
-            if mapped:
-                images += [mapped[number][row - pixels.starts[number]] for row in in_part]
-                continue
+        for number, in_part in parts:
             is_few = len(in_part) < _MANY and not pixels.decoded_whole[number]
             few = self._images_of_scalars(in_part) if is_few else None
             images += super().read_images(in_part) if few is None else few
         return images
 
     def read_groups(self) -> Iterable[slice]:
-        rows = self._pixel_rows(self.header.column.pixel_field)
+        rows = self._rows(self.header.column.pixel_field)
         return split_groups(rows.starts, rows.decoded_whole, self.header.image_bytes, _BLOCK_BYTES)
 
     def stream(self) -> Iterator[Block]:
         # Rows are read by `take`, because scalars would need a second scan, which holds more memory.
         mapped = self._mapped_images()
         if mapped:
-            yield from zip(self._pixel_rows("chunks").starts, mapped, strict=False)
+            yield from zip(self._rows("chunks").starts, mapped, strict=False)
             return
         for group in self.read_groups():
             yield group.start, super().read_images(range(group.start, group.stop))
 
     def mapped_stacks(self) -> Stacks | None:
-        arrays = [images for images in self._mapped_images() if isinstance(images, np.ndarray)]
-        if (
-            not is_uniform(self.header.shapes, self.header.dtypes)
-            or not arrays
-            or len(arrays) < len(self._mapped_images())
-        ):
+        images = self._mapped_images()
+        arrays = [part for part in images if isinstance(part, np.ndarray)]
+        if not arrays or len(arrays) < len(images) or not is_uniform(self.header.shapes, self.header.dtypes):
             return None
         mapping = self._file.get().mapping
         return Stacks(arrays, mapping.refuse_changed, is_mapped=True, file=mapping.file)
 
     def fetch(self, field: str, indices: Array) -> list[pa.Array]:
-        rows = self._pixel_rows(field)
+        rows = self._rows(field)
         with self.guard.reading():
             return rows.take(indices.tolist())
 
