@@ -107,9 +107,7 @@ class ArrowTable(StoredTable):
         self._file = ProcessLocal(self._open)
         self.schema = self._file.get().reader.schema
 
-    def read_header(
-        self, column: ImageColumn, names: Sequence[str] = (), *, look: bool = False
-    ) -> tuple[pa.Table, pa.Table]:
+    def read_header(self, column: ImageColumn, names: Sequence[str], *, look: bool) -> tuple[pa.Table, pa.Table]:
         fields = [name for name in ("id", "pixels_meta") if name in column.fields] if look else column.info_fields
         infos, columns = [], []
         for batch in self._batches([column.name, *names]):
@@ -120,22 +118,15 @@ class ArrowTable(StoredTable):
         early = _copied_table(columns, map(self.schema.field, names))
         return _copied_table(infos, map(column.type.field, fields)), early
 
-    def _scattered_reads(self) -> AbstractContextManager[None]:
-        """Return a context that reads offsets and columns of a cold file by single pages."""
-        # That takes twice the time with a small read-ahead, and a quarter of it with 8 MB.
-        mapping = self._file.get().mapping
-        if isinstance(mapping, MappedFile) and mapping.read_ahead_bytes > _LARGE_READ_AHEAD_BYTES:
-            return mapping.read_at_random()
-        return nullcontext()
-
     def read_columns(self, names: list[str]) -> pa.Table:
         with self.guard.reading():
             return _copied_table(list(self._batches(names)), map(self.schema.field, names))
 
     def _batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield validated record batches of some columns, in the order of ``names``, because Arrow trusts the file."""
-        with self._scattered_reads():
-            reader = self._file.get().reader_of(names)
+        file = self._file.get()
+        with _scattered_reads(file.mapping):
+            reader = file.reader_of(names)
             for number in range(reader.num_record_batches):
                 batch = reader.get_batch(number).select(list(names))
                 batch.validate(full=True)
@@ -264,7 +255,7 @@ class ArrowTable(StoredTable):
         file.mapping.refuse_changed()
         if number in file.images:
             return file.images[number]
-        with self._scattered_reads():
+        with _scattered_reads(file.mapping):
             image = self._image_structs(number)
             rows = np.arange(self._starts[number], self._starts[number + 1])
             block = self.header.block(self, image.field(self.header.column.pixel_field), rows)
@@ -288,6 +279,14 @@ class ArrowTable(StoredTable):
 
 
 open_collection = partial(TableImages, "arrow", ArrowTable, ERRORS)
+
+
+def _scattered_reads(mapping: MappedFile | _ObjectMemory) -> AbstractContextManager[None]:
+    """Return a context that reads offsets and columns of a cold file by single pages."""
+    # That takes twice the time with a small read-ahead, and a quarter of it with 8 MB.
+    if isinstance(mapping, MappedFile) and mapping.read_ahead_bytes > _LARGE_READ_AHEAD_BYTES:
+        return mapping.read_at_random()
+    return nullcontext()
 
 
 def _copied_table(batches: Sequence[pa.RecordBatch], fields: Iterable[pa.Field]) -> pa.Table:
