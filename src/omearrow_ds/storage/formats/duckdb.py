@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 
 import duckdb
@@ -246,12 +246,13 @@ class DuckDBTable(StoredTable):
 
     def locate(self) -> None:
         self._image = identifier(self.header.column.name)
+        self._largest_bytes = int(self.header.image_bytes.max(initial=1))
+        # Images that DuckDB decodes together in a scan.
+        self._vector_bytes = min(_VECTOR_ROWS, len(self.header.image_ids)) * self._largest_bytes
         self._set_rows(self._key)
         self.close()
 
-    def read_header(
-        self, column: ImageColumn, names: Sequence[str] = (), *, look: bool = False
-    ) -> tuple[pa.Table, pa.Table]:
+    def read_header(self, column: ImageColumn, names: Sequence[str], *, look: bool) -> tuple[pa.Table, pa.Table]:
         del names, look
         image, fields = identifier(column.name), map(identifier, column.info_fields)
         listed = ", ".join(f"{image}.{field} AS {field}" for field in fields)
@@ -364,18 +365,9 @@ class DuckDBTable(StoredTable):
             indexes = self._connection.get().cursor().execute(query, names).fetchall()
         return _KEY if (f"[{_KEY}]",) in indexes else None
 
-    @cached_property
-    def _largest_bytes(self) -> int:
-        return int(self.header.image_bytes.max(initial=1))
-
-    def _vector_bytes(self) -> int:
-        """Return the size of the images that DuckDB decodes together in a scan."""
-        return min(_VECTOR_ROWS, len(self.header.image_ids)) * self._largest_bytes
-
     def _working_bytes(self) -> int:
         """Return the memory that reading a keyed table needs; a growing list temporarily exists twice."""
-        vector_bytes = self._vector_bytes()
-        scan_bytes = 5 * vector_bytes if vector_bytes <= _SCANNED_BYTES else 0
+        scan_bytes = 5 * self._vector_bytes if self._vector_bytes <= _SCANNED_BYTES else 0
         return _SPARE_BYTES + 4 * max(self._largest_bytes, _PIECE_BYTES) + scan_bytes + 64 * len(self.header.image_ids)
 
     def _condition(self, rows: Array) -> str:
@@ -412,7 +404,7 @@ class DuckDBTable(StoredTable):
     def _scan(self, field: str) -> Iterator[pa.Array]:
         """Yield ``chunks`` or ``planes`` of all rows, in arrays of limited size, in order."""
         num_read, is_limited = 0, self._frugal and self._keyed
-        if not self._keyed or self._vector_bytes() <= _SCANNED_BYTES:
+        if not self._keyed or self._vector_bytes <= _SCANNED_BYTES:
             rows = max(1, min(_VECTOR_ROWS, _STREAMED_BYTES // self._largest_bytes))
             pixels = f"{self._image}.{identifier(field)}"
             try:
