@@ -32,8 +32,7 @@ from omearrow_ds.resources import split_by_bytes
 from omearrow_ds.storage.byte_source import MappedFile, version_fingerprint
 from omearrow_ds.storage.formats._base import BLOCK_BYTES, Array, Block, group_by_part, is_uniform
 from omearrow_ds.storage.formats._detect import entries_below, refuse_special
-from omearrow_ds.storage.formats._error_translation import translate_errors
-from omearrow_ds.storage.formats._file_guard import FileGuard, Fingerprint
+from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._lance_pages import (
@@ -100,18 +99,25 @@ def _marked(field: pa.Field, path: Sequence[str], metadata: dict[str, str]) -> p
 
 
 def _explain(
-    objects: ObjectReader | None, version: int, guard: FileGuard, error: BaseException
+    objects: ObjectReader | None, version: int | None, guard: FileGuard, error: BaseException
 ) -> OMEArrowDSError | None:
-    """Return the error if Lance failed for a reason other than a damaged file; None if the file may be damaged."""
+    """Return the error if Lance failed for a reason other than a damaged file; None if the file may be damaged.
+
+    ``version`` is None before it is known.
+    """
     if objects is None:
-        return guard.find_change() if any(map(os.path.exists, guard.files)) else _removed(guard.path, version)
+        if version is None or any(map(os.path.exists, guard.files)):
+            return guard.find_change()
+        return _removed(guard.path, version)
     cause, missing = objects.failed(str(guard.path), error), _NOT_FOUND.match(str(error))
     try:
-        if cause is None:
+        if cause is None and version is not None:
             _compare_manifest(objects, version, guard)
     except OMEArrowDSError as changed:
         cause = changed
-    if cause is None and missing is not None:
+    if cause is None and version is None and "was not found" in str(error):
+        cause = MissingPathError(f"{guard.path}: no Lance dataset exists at this URL; correct the URL")
+    elif cause is None and missing is not None:
         cause = FormatError(f"{guard.path}: file {missing[1]} does not exist; restore it")
     if cause is not None:
         raise cause from None  # Lance's own message may repeat a server's text about credentials
@@ -127,16 +133,6 @@ def _compare_manifest(objects: ObjectReader, version: int, guard: FileGuard) -> 
     raise _removed(guard.path, version)
 
 
-def _unopened(objects: ObjectReader, path: Path, error: BaseException) -> OMEArrowDSError | None:
-    """Return None if a dataset that did not open is damaged; else raise the error that describes the fault."""
-    cause = objects.failed(str(path), error)
-    if cause is None and "was not found" in str(error):
-        cause = MissingPathError(f"{path}: no Lance dataset exists at this URL; correct the URL")
-    if cause is not None:
-        raise cause from None  # Lance's own message may repeat a server's text about credentials
-    return None
-
-
 def _removed(path: Path, version: int) -> FormatError:
     return FormatError(f"{path}: version {version} was removed since it was opened; open it again")
 
@@ -144,20 +140,17 @@ def _removed(path: Path, version: int) -> FormatError:
 class _DatasetVersion:
     """One version of a Lance dataset, by default the latest; others may write further versions, which are not read.
 
-    ``known`` are its number and the fingerprint of its manifest. Lance's own client reads from a server.
+    Lance's own client reads from a server.
     """
 
     def __init__(self, guard: FileGuard, options: TableOptions) -> None:
         self._guard, self._objects, self._url = guard, options.objects, str(guard.path)
-        self._number, guard.fingerprint = (self._find_latest(), None) if options.known is None else options.known
+        guard.explain = partial(_explain, self._objects, None)
+        self.number, guard.fingerprint = (self._find_latest(), None) if options.known is None else options.known
         # Paths of the version's manifest, under its two possible names; data files never change their names.
-        names = f"{_LAST_VERSION - self._number:020d}", str(self._number)
+        names = f"{_LAST_VERSION - self.number:020d}", str(self.number)
         guard.files = [f"{self._url}/_versions/{name}.manifest" for name in names]
-        guard.explain = partial(_explain, self._objects, self._number)
-
-    @property
-    def known(self) -> tuple[int, Fingerprint | None]:
-        return self._number, self._guard.fingerprint
+        guard.explain = partial(_explain, self._objects, self.number)
 
     @property
     def client(self) -> Client:
@@ -169,17 +162,13 @@ class _DatasetVersion:
         return read() if self._objects is None else self._objects.again(self._url, read)
 
     def _find_latest(self) -> int:
-        path, failure = self._guard.path, None
-        if self._objects is not None:
-            failure = partial(_unopened, self._objects, path)
-        else:
-            for entry in entries_below(path):
-                if not entry.is_file():
-                    refuse_special(entry)
+        for entry in entries_below(self._guard.path) if self._objects is None else ():
+            if not entry.is_file():
+                refuse_special(entry)
 
         def read() -> int:
-            with translate_errors(path, self._guard.label, ERRORS, failure):
-                return int(lance.dataset(as_parsed(path), storage_options=self.client).version)
+            with self._guard.reading():
+                return int(lance.dataset(as_parsed(self._guard.path), storage_options=self.client).version)
 
         return self.again(read)
 
@@ -187,11 +176,11 @@ class _DatasetVersion:
         def read() -> lance.LanceDataset:
             with self._guard:
                 path = as_parsed(self._guard.path)
-                return lance.dataset(path, version=self._number, storage_options=self.client)
+                return lance.dataset(path, version=self.number, storage_options=self.client)
 
         dataset = self.again(read)
         if self._objects is not None:
-            _compare_manifest(self._objects, self._number, self._guard)
+            _compare_manifest(self._objects, self.number, self._guard)
         return dataset
 
 
@@ -225,7 +214,7 @@ class LanceTable(StoredTable):
         if self.options.known is None and self._is_odd():
             msg = f"{self.path}: is read by Lance, several times more slowly, as {_ODD_PAGES}; write it again"
             warnings.warn(msg, stacklevel=4)
-        self.options = replace(self.options, known=self._version.known)
+        self.options = replace(self.options, known=(self._version.number, self.guard.fingerprint))
         self.close()
         if self._engine == "pages" and num_images and self.engine != "pages":
             problem = "needs pixel pages that are uncompressed or compressed with zstd"
@@ -273,8 +262,8 @@ class LanceTable(StoredTable):
 
     def _compression(self, starts: Sequence[int]) -> str:
         if self.engine == "pages":
-            packed = (file.locations is not None and file.locations.stops is not None for file in self._files)
-            return joined("zstd" if is_packed else "none" for is_packed in packed)
+            places = (file.locations for file in self._files)
+            return joined("none" if pages is None or pages.stops is None else "zstd" for pages in places)
         sizes = pixel_bytes(self._dataset.get(), self.path, self.header.column, self._version.client)
         decoded_bytes = sum(self.header.image_bytes[starts[number] : starts[number + 1]].sum() for number in sizes)
         return "compressed" if sum(sizes.values()) < decoded_bytes else "none"
