@@ -103,7 +103,6 @@ class ArrowTable(StoredTable):
 
     def __init__(self, guard: FileGuard, options: TableOptions) -> None:
         super().__init__(guard, options)
-        self._bytes = ProcessLocal(partial(open_bytes, guard, options.objects))
         self._file = ProcessLocal(self._open)
         self.schema = self._file.get().reader.schema
 
@@ -133,18 +132,14 @@ class ArrowTable(StoredTable):
                 yield batch
 
     def _open(self) -> _OpenArrowFile:
-        if self.objects is None:
-            with self.guard:
-                mapping = MappedFile(self.path)
-                refuse_other(self.path, mapping.file[:_START])
-                return _OpenArrowFile.of(mapping)
         with self.guard.interpreting():
-            file = self._bytes.get()
-            assert isinstance(file, ObjectFile)
+            file = open_bytes(self.guard, self.objects)
             refuse_other(self.path, bytes(file.read_ranges([(0, min(_START, file.size_bytes))])[0]))
+            if isinstance(file, MappedFile):
+                return _OpenArrowFile.of(file)
             memory = _ObjectMemory(file, self.path)
             opened = _OpenArrowFile.of(memory)
-            if opened.compression != "none":
+            if self.objects is not None and opened.compression != "none":
                 return _OpenArrowFile.of(CopiedFile(self.guard, self.objects))
             memory.fetch_columns(opened.reader)
             file.clear_cache()
@@ -170,7 +165,6 @@ class ArrowTable(StoredTable):
 
     def close(self) -> None:
         self._file.close()
-        self._bytes.close()
 
     def _image_structs(self, number: int) -> pa.StructArray:
         """Return the image column of a record batch with validated offsets and strings."""
@@ -240,14 +234,15 @@ class ArrowTable(StoredTable):
 
     def mapped_stacks(self) -> Stacks | None:
         file, arrays = self._file.get(), list[Array]()
-        if self.objects is not None or not is_uniform(self.header.shapes, self.header.dtypes):
+        mapping = file.mapping if self.objects is None else None
+        if not isinstance(mapping, MappedFile) or not is_uniform(self.header.shapes, self.header.dtypes):
             return None
         for number in range(len(self._starts) - 1):
             images = self._images_of(number)
             if not isinstance(images, np.ndarray) or number not in file.images:
                 return None
             arrays.append(images)
-        return Stacks(arrays, file.mapping.refuse_changed, is_mapped=True, file=file.mapping.file) if arrays else None
+        return Stacks(arrays, mapping.refuse_changed, is_mapped=True, file=mapping.file) if arrays else None
 
     def _images_of(self, number: int) -> _Images:
         """Return the images of a record batch: cached if they view the mapping, else decompressed each time."""
@@ -331,7 +326,7 @@ class _ObjectMemory:
             others += sorted(ranges - of_pixels)
         self._fill(others)
 
-    def refuse_changed(self, num_files: int = 1) -> None:
+    def refuse_changed(self) -> None:
         """Do nothing: each request compares size and ETag of the object."""
 
     def _fill(self, ranges: Sequence[ByteRange]) -> None:
