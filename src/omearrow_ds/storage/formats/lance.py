@@ -103,7 +103,7 @@ def _explain(
 ) -> OMEArrowDSError | None:
     """Return the error if Lance failed for a reason other than a damaged file; None if the file may be damaged.
 
-    ``version`` is None before it is known.
+    Pass None as ``version`` before the latest one is known.
     """
     if objects is None:
         if version is None or any(map(os.path.exists, guard.files)):
@@ -262,8 +262,8 @@ class LanceTable(StoredTable):
 
     def _compression(self, starts: Sequence[int]) -> str:
         if self.engine == "pages":
-            places = (file.locations for file in self._files)
-            return joined("none" if pages is None or pages.stops is None else "zstd" for pages in places)
+            locations = (file.locations for file in self._files)
+            return joined("none" if pages is None or pages.stops is None else "zstd" for pages in locations)
         sizes = pixel_bytes(self._dataset.get(), self.path, self.header.column, self._version.client)
         decoded_bytes = sum(self.header.image_bytes[starts[number] : starts[number + 1]].sum() for number in sizes)
         return "compressed" if sum(sizes.values()) < decoded_bytes else "none"
