@@ -382,11 +382,13 @@ class LanceTable(StoredTable):
         return self._stream_pages() if self.engine == "pages" else None
 
     def _stream_pages(self) -> Iterator[Block]:
+        sizes_bytes = self.header.image_bytes
+        step = max(1, int(_BLOCK_BYTES * len(sizes_bytes) // max(1.0, sizes_bytes.sum(dtype=float))))
         for number, (start, stop) in enumerate(pairwise(self._starts)):
-            for rows in split_by_bytes(self.header.image_bytes[start:stop], _BLOCK_BYTES):
-                stack = self._pages(number).stack(rows.start, rows.stop - rows.start)
-                images = self.read_images(range(start + rows.start, start + rows.stop)) if stack is None else stack
-                yield start + rows.start, images
+            for first in range(start, stop, step):
+                last = min(first + step, stop)
+                stack = self._pages(number).stack(first - start, last - first)
+                yield first, self.read_images(range(first, last)) if stack is None else stack
 
     def fetch(self, field: str, indices: Array, *, is_repeated: bool = False) -> list[pa.Array]:
         if self.objects is not None and not is_repeated:
