@@ -57,7 +57,8 @@ def slowed(act, place_of):
 
 
 def preload(cls, source, *_, **__):
-    return f"preload {{source.format.name}} {{source.path.parent.name.split('-')[1]}} {{len(source)}}"
+    header = source.header
+    return f"preload {{header.format.name}} {{header.path.parent.name.split('-')[1]}} {{len(source)}}"
 
 
 def sample(dataset, _):
@@ -70,7 +71,7 @@ def batch(dataset, indices):
     if not dataset.preloaded and not hasattr(dataset, "touched"):
         dataset.touched = True
         return f"first batch {{dataset._collection.format_name}} {{dataset.shape[-1]}} {{len(indices)}}"
-    of = "batch" if dataset._collection.source.part_layout is None else "parts"
+    of = "batch" if dataset._collection.source.header.part_layout is None else "parts"
     return f"{{of}} {{dataset._collection.format_name}} {{dataset.preloaded}} {{dataset.shape[-1]}} {{len(indices)}}"
 
 

@@ -26,6 +26,7 @@ with suppress(ImportError):  # An older package lacks them, but the gate does no
     from omearrow_ds.advise.recommend import Recommendation, recommend, tiles_of
     from omearrow_ds.advise.recommend.choices import LoadingPlan, StorageLayout, layouts
     from omearrow_ds.advise.turns import InterleavedRounds, gains
+    from omearrow_ds.storage.formats import default_part_bytes
 
 HAS_OBJECTS = find_spec("omearrow_ds.dataset.crop_boxes") is not None  # Whether datasets accept `objects=`.
 HAS_PARTS = find_spec("omearrow_ds.storage.jobs") is not None  # Whether `convert` writes collections in parts.
@@ -39,6 +40,7 @@ __all__ += [
     "LoadingPlan",
     "Recommendation",
     "StorageLayout",
+    "default_part_bytes",
     "gains",
     "layouts",
     "recommend",

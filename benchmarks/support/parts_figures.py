@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from benchmarks.support.library import formats, get_format
+from benchmarks.support.library import default_part_bytes, formats, get_format
 from benchmarks.support.memory import Measured, held
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, convert, open_images, write_images
 
@@ -129,7 +129,7 @@ def _memory(folder: Path, names: list[str] | None, sizes_mib: list[int] | None) 
     """Print the private memory of a worker that writes parts of some sizes or the default, before and at its peak."""
     print(f"{'format':<14}{'part, MB':>10}{'before':>10}{'at most':>10}{'permuted':>10}{'x part':>10}")
     for name in names or [fmt.name for fmt in formats() if fmt.name not in ("parquet_duck", "ome_arrow")]:
-        for part_bytes in [size << 20 for size in sizes_mib or []] or [get_format(name).part_bytes]:
+        for part_bytes in [size << 20 for size in sizes_mib or []] or [default_part_bytes(get_format(name))]:
             write_images(noisy_fields(_PARTS_MADE * part_bytes), folder / "fields.arrow", overwrite=True)
             write_arguments = (folder / "fields.arrow", folder / f"{name}.parts", name, part_bytes)
             (before, most), (_, permuted) = worker_bytes(*write_arguments), worker_bytes(*write_arguments, seed=0)

@@ -125,6 +125,12 @@ class OptionRecord:
         """Return a record created from those entries of ``values`` that are options of the record."""
         return cls(**{name: values[name] for name in cls.__dataclass_fields__ if name in values})
 
+    @classmethod
+    def checked(cls, passed: Mapping[str, Any], known: Iterable[str], owner: str) -> Self:
+        """Return a record of keywords, of which those with the value None were left out; see `refuse_unknown`."""
+        refuse_unknown(passed, known, owner)
+        return cls(**{name: value for name, value in passed.items() if value is not None})
+
 
 def refuse_unknown(passed: Iterable[str], known: Iterable[str], owner: str | Callable[..., Any]) -> None:
     """Raise `ArgumentError` if a keyword of ``**options`` is unknown; the message names its ``owner``.

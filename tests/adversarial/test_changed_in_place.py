@@ -232,8 +232,8 @@ def test_the_log_of_a_database_is_part_of_what_it_is(numbered, tmp_path):
         for late in pickled[-1:]:
             with raises(FormatError, path=path):
                 pickle.loads(late)[0]
-        fingerprints.append(dataset.source.images.guard.fingerprint)
-        files.append(len(list(dataset.source.images.stored_files())))
+        fingerprints.append(dataset.source.images.header.guard.fingerprint)
+        files.append(len(list(dataset.source.images.details.files())))
         pickled.append(pickle.dumps(dataset))
         dataset.source.close()
     assert len(set(fingerprints)) == len(stages)

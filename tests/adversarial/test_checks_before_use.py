@@ -87,7 +87,7 @@ def damaged(written, tmp_path_factory):
 
 @layouts
 def test_layout_is_read_by_offset_when_nothing_is_damaged(written, layout):
-    stored = open_images(written(layout)).images.storage_info()
+    stored = open_images(written(layout)).images.details.storage_info()
     assert stored.compression == "none"
     assert stored.in_place or layout == "ome-zarr"
 

@@ -10,6 +10,7 @@ import pytest
 
 from omearrow_ds import FormatError, OMEArrowDataLoader, OMEArrowDataset, OMEArrowDSError, open_images, write_images
 from omearrow_ds.storage.formats._file_guard import FileGuard
+from omearrow_ds.storage.verified import decode
 from tests.support.errors import find_problems, raises
 from tests.support.strategies import NAMES, NAMES_OR_LONG, all_same, image_of, same
 
@@ -72,7 +73,7 @@ READS = {
 
 def _decoded(source):
     images = np.zeros((len(OLD), *OLD[0].shape), OLD[0].dtype)
-    source.images.decode_into(images)
+    decode(source.images, images)
     return list(images)
 
 

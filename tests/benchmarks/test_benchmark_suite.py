@@ -293,7 +293,7 @@ PLANTED = """
     def broken(self, *_):
         raise OSError("disk on fire\\nand more")
 
-    FolderImages.read_arrays = FolderImages.decode_into = broken
+    FolderImages.read = broken
 """
 
 

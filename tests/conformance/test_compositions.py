@@ -115,14 +115,14 @@ def test_a_read_through_a_composition_is_a_composition_of_reads(composition, dat
     images, images_below = composition
     rows = data.draw(st.lists(st.integers(0, len(images) - 1), min_size=1, max_size=6))
     expected = [np.concatenate(images_below(row), axis=1) for row in rows]
-    arrays = images.read_arrays(rows)
+    arrays = images.read(rows)
     assert all(map(same, arrays, expected))
     out = [np.zeros(image.shape, image.dtype) for image in expected]
-    filled = images.read_arrays(rows, out=out)
+    filled = images.read(rows, out=out)
     assert all(map(same, filled, expected))
-    assert not images.fills_out or all(map(same, out, expected))
+    assert not images.details.fills_out() or all(map(same, out, expected))
     regions = [data.draw(regions_within(image.shape)) for image in expected]
-    crops = images.read_arrays(rows, regions)
+    crops = images.read(rows, regions)
     boxes = [tuple(map(slice, region[:5], region[5:])) for region in regions]
     assert all(same(np.array(crop), image[box].copy()) for crop, image, box in zip(crops, expected, boxes, strict=True))
 

@@ -34,13 +34,13 @@ def publish(folder: Path, images: Sequence[np.ndarray], sizes: Sequence[int], su
     index = Index(
         starts,
         [f"id-{i}" for i in range(starts[-1])],
-        np.concatenate([source.shapes for source in opened]),
-        [dtype for source in opened for dtype in source.dtypes],
-        pa.concat_tables([source.columns for source in opened]),
-        pa.chunked_array([chunk for source in opened for chunk in source.checksums.chunks]),
+        np.concatenate([source.header.shapes for source in opened]),
+        [dtype for source in opened for dtype in source.header.dtypes],
+        pa.concat_tables([source.header.columns.table for source in opened]),
+        pa.chunked_array([chunk for source in opened for chunk in source.header.columns.checksums.chunks]),
         np.arange(starts[-1]),
     )
     digest = write_index(folder / INDEX, index)
-    format_name = opened[0].format.name
+    format_name = opened[0].header.format.name
     (folder / MANIFEST).write_text(Manifest(format_name, parts, digest).as_json())
     return folder

@@ -56,7 +56,7 @@ def as_collection(source):
 def read_boxes(source, expected):
     """Return regions of a source, given as pairs of an image and five slices."""
     regions = [[*(cut.start for cut in box), *(cut.stop for cut in box)] for _, box in expected]
-    return images_of(source).read_arrays([index for index, _ in expected], regions)
+    return images_of(source).read([index for index, _ in expected], regions)
 
 
 def check(source, images, indices):
@@ -66,9 +66,9 @@ def check(source, images, indices):
     distinct = np.unique(np.array(indices, np.int64) % len(images))
     assert all_same(source.take(indices), expected)
     assert all_same([source.read(index) for index in indices], expected)
-    assert all_same(source.images.read_arrays(distinct.tolist()), [images[index] for index in distinct])
+    assert all_same(source.images.read(distinct.tolist()), [images[index] for index in distinct])
     assert all_same(
-        [source.images.read_arrays([index])[0] for index in distinct.tolist()], [images[index] for index in distinct]
+        [source.images.read([index])[0] for index in distinct.tolist()], [images[index] for index in distinct]
     )
     assert all_same(scanned(source), images)
     assert windows_are_cut(source, images)

@@ -209,8 +209,8 @@ def test_pixels_never_become_python_objects():
             "pa.scalar(fields, schema.METADATA)",
             "self._described.slice(index, 1)",
             "self._listed[index]",
-            "self._listed.field('id')",
-            "self._listed.field('image_id')",
+            "listing.field('id')",
+            "listing.field('image_id')",
             "pc.all(pc.equal(index['fragment_path'], _CHUNKS))",
         },
         "storage/formats/vortex.py": {"rows.scalar(index)"},
@@ -225,7 +225,7 @@ def test_pixels_never_become_python_objects():
         "storage/jobs.py": {"self.checksums"},
         "storage/stats.py": {"column", "self.table"},
         "storage/keys.py": {"encoded.dictionary"},
-        "storage/masks.py": {"source.column(column)"},
+        "storage/masks.py": {"header.columns.column(column)"},
         "storage/listed.py": {
             "pc.index(pc.and_(pc.not_equal(column, expected), known), True)",
             *("values", "metadata[name]"),
@@ -240,7 +240,7 @@ def test_pixels_never_become_python_objects():
         },
         "storage/verified.py": {"checksums", "pc.any(odd)", "pc.index(odd, True)"},
         "dataset/embeddings.py": {"table[_IDS]"},
-        "dataset/normalization.py": {"source.column(name)", "column", "table"},
+        "dataset/normalization.py": {"header.columns.column(name)", "column", "table"},
         "dataset/show.py": {"pictures.column(by)"},
         "dataset/targets.py": {
             *("self._columns.slice(index, 1)", "column", "pc.max(column)", "pc.unique(column)"),

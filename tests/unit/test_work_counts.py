@@ -24,6 +24,7 @@ from omearrow_ds.kernels import gather as rows
 from omearrow_ds.kernels import stacks
 from omearrow_ds.storage import byte_source
 from omearrow_ds.storage.formats import _folder, get_format, parquet
+from omearrow_ds.storage.verified import decode
 from omearrow_ds.testing import synthetic_images
 from tests.conftest import needs
 from tests.support.counting import LEAST_BYTES, SpiedConnection, calls_of, memory_of, torch_bytes_of
@@ -96,7 +97,7 @@ def operations(case, path, side):
     """Return the operations to count, each after two warm-up calls; slow engines are counted for sources only."""
     source, batch = source_of(case, path), list(range(0, SIDES[side], 2))
     decoded = np.empty((SIDES[side], 1, 1, 1, side, side), np.uint16)
-    of_source = [lambda: source.take(batch), lambda: source.images.decode_into(decoded)]
+    of_source = [lambda: source.take(batch), lambda: decode(source.images, decoded)]
     dataset = OMEArrowDataset(path, preload=False)
     reads = [lambda: dataset[3], lambda: dataset.__getitems__(batch)]
     reads = [*(reads if case not in SLOW_ENGINES else []), *of_source]
@@ -158,7 +159,7 @@ def test_columns(opened, spied, case):
     path, sources = opened(case, 100), []
     opening = calls_of(lambda: sources.append(source_of(case, path)))
     # As the first read of Parquet does.
-    locating = calls_of(lambda: getattr(getattr(sources[0].images, "table", None), "engine", None))
+    locating = calls_of(lambda: getattr(getattr(sources[0].images, "table", None), "_leaf", None))
     reading = calls_of(lambda: (sources[0].take([5, 3]), list(sources[0].images.stream())))
     requests = (*opening.requests, *locating.requests)
     pixels = [request for request in requests if re.search(r"\b(pixels|pixel_bytes)\b", request)]
@@ -182,8 +183,8 @@ def work_beside(others, case, column, path):
     opened, decoded = open_it(), np.empty((len(column), 1, 1, 1, 128, 128), np.uint16)
     reading = [
         partial(opened.take, [5, 3, 8, 0]),
-        partial(opened.images.decode_into, decoded),
-        partial(opened.images.read_arrays, [7]),
+        partial(decode, opened.images, decoded),
+        partial(opened.images.read, [7]),
     ]
     for operation in reading * 2:
         operation()

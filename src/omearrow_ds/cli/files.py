@@ -147,8 +147,8 @@ def convert(src: Path, dst: Path, **options: Any) -> Printed:
     """
     with writing({"src": src}, dst, **options) as (opened, keywords, report):
         source.convert(opened, dst, **keywords)
-        images, others = opened.images, list(opened.images.other_image_columns)
-        columns = [column for column in images.image_columns() if column.name in images.image_column]
+        images, others = opened.images, list(opened.images.header.other_image_columns)
+        columns = [column for column in images.details.image_columns() if column.name in images.header.image_column]
         num_filtered = images.num_filtered if isinstance(images, SelectedRows) else 0
         rows = columns[0].images + columns[0].nulls - num_filtered - len(images) if columns else 0
         skipped = [f"skipped: {text.count(rows, 'row')} without an image"] if rows else []
@@ -182,16 +182,16 @@ def verify(path: Path, **options: Any) -> Printed:
                 Path(parent).mkdir(mode=0o700, parents=True, exist_ok=True)
             options["part_cache"] = stack.enter_context(TemporaryDirectory(prefix="omearrow-ds-", dir=parent))
         plain = stack.enter_context(closing(source.open_source(path, **options)))
-        if plain.checksums is None and len(plain):
+        if plain.header.columns.checksums is None and len(plain):
             remedy = f"create a copy with checksums while the images are intact: omearrow-ds convert {path} COPY"
-            raise failures.Failure(f"{plain.path}: the collection has no checksums; {remedy}")
+            raise failures.Failure(f"{plain.header.path}: the collection has no checksums; {remedy}")
         with tqdm(total=len(plain), unit="image", desc="verifying", disable=not has_bar()) as bar:
             for _, images in VerifiedSource(plain).stream():
                 bar.update(len(images))
     elapsed_s = time.perf_counter() - started_s
-    values = {"path": str(plain.path), "images": len(plain), "seconds": elapsed_s}
+    values = {"path": str(plain.header.path), "images": len(plain), "seconds": elapsed_s}
     count, took = text.count(len(plain), "image"), text.duration(elapsed_s)
-    return values, [f"{click.format_filename(plain.path)}: {count} as written; {took}"]
+    return values, [f"{click.format_filename(plain.header.path)}: {count} as written; {took}"]
 
 
 @click.command()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -123,9 +123,9 @@ class Collection(StoredImages):
         """Path, ids and columns of the samples: the source, or the rows of crops."""
         rows = self.crop_rows
         if rows is None:
-            return self.source
+            return self.source.header.columns
         if rows.source is None:  # After unpickling.
-            rows.source = self.source
+            rows.source = self.source.header.columns
         return rows
 
     def fields_of(self, positions: Array) -> Array:
@@ -240,7 +240,7 @@ class Collection(StoredImages):
             block = [] if source is None else [new_image(shape, self.dtypes[0], str(self.path))]
             decoded = self._distinct(positions[share]) if source is None and decodes_in_fill else images
             for position, sample in zip(positions[share], samples[share], strict=True):
-                image = decoded[position] if source is None else source.read_arrays([position], out=block)[0]
+                image = decoded[position] if source is None else source.read([position], out=block)[0]
                 scale(plan.cuts[position](image), plan.divisors[position], sample)
 
         fill_in_threads(fill, samples, threads)
@@ -249,11 +249,12 @@ class Collection(StoredImages):
     @cached_property
     def _filling_source(self) -> Images | None:
         """Source that reads images into one reused block of memory."""
-        return self.source if self._is_read_once and self.plan.is_stored_alike and self.source.fills_out else None
+        is_alike = self._is_read_once and self.plan.is_stored_alike
+        return self.source if is_alike and self.source.details.fills_out() else None
 
     @cached_property
     def _decodes_in_threads(self) -> bool:
-        return self._is_read_once and self.source.decodes_in_threads
+        return self._is_read_once and self.source.details.decodes_in_threads()
 
     def _scaled(self, image: Array, position: int) -> Array:
         view = self.plan.cuts[position](image)
@@ -377,7 +378,7 @@ class Collection(StoredImages):
         elif self._is_read_once:
             dtypes = [self.dtypes[position] for position in positions]
             max_bytes = 2 * int(image_bytes(self.shapes[positions], dtypes).max())
-            request_files((file for position in positions for file in self.source.files_of(position)), max_bytes)
+            request_files(chain.from_iterable(map(self.source.details.files_of, positions)), max_bytes)
 
     def full_image_layout(self) -> tuple[Cut, list[Divisor], Array | None]:
         """Return the cut of images of one shape, with all axes, their scalings, and the scaling of each image."""

@@ -183,8 +183,8 @@ def make_crops(source: Images, options: SampleSettings, settings: ObjectSettings
         assert size is not None
         return source, _crops_without_objects(source, size, options)
     source, located = settings.open(source, options.objects, options.center, options.box)
-    crops, is_inside = boxes_around_objects(located, source.shapes, size, options.pad)
-    rows = CropRows.of_objects(source, located.keep(is_inside))
+    crops, is_inside = boxes_around_objects(located, source.header.shapes, size, options.pad)
+    rows = CropRows.of_objects(source.header.columns, located.keep(is_inside))
     sample_size = options.pad_to if options.resize is None else options.resize
     if sample_size is None:
         return source, replace(crops, rows=rows)
@@ -202,7 +202,8 @@ def make_crops(source: Images, options: SampleSettings, settings: ObjectSettings
 
 
 def _crops_without_objects(source: Images, size: tuple[int, int], options: SampleSettings) -> CropWindows:
-    pad, shapes = options.pad, source.shapes
+    header = source.header
+    pad, shapes = options.pad, header.shapes
     margins = shapes[:, 3:] - size
     too_small = (margins < 0).any(axis=1)
     if too_small.any() and pad is None:
@@ -210,15 +211,15 @@ def _crops_without_objects(source: Images, size: tuple[int, int], options: Sampl
         height, width = shapes[first, 3:].tolist()
         problem = f"crop_size={size} is larger than image {first} of {height} x {width} pixels"
         num_images = count(int(too_small.sum()), "such image")
-        raise AxesError(f"{source.path}: {problem} ({num_images}); lower crop_size, pass pad=, or remove the image")
+        raise AxesError(f"{header.path}: {problem} ({num_images}); lower crop_size, pass pad=, or remove the image")
     if options.crop != "grid":
         centered = _boxes_of_size(np.arange(len(shapes)), margins // 2, size, pad)
         return replace(centered, ranges=np.maximum(margins, 0) + 1) if options.crop == "random" else centered
     tiles = _grid_boxes(shapes, size, 0 if options.overlap is None else options.overlap, pad)
     fields, tops, lefts = tiles.corners
     columns = pa.table({"crop_y": tops, "crop_x": lefts})
-    name_tiles = partial(_tile_ids, tiles.corners, source.image_ids)
-    return replace(tiles, rows=CropRows(source, columns, fields, name_tiles))
+    name_tiles = partial(_tile_ids, tiles.corners, header.image_ids)
+    return replace(tiles, rows=CropRows(header.columns, columns, fields, name_tiles))
 
 
 def _tile_ids(corners: Array, image_ids: Sequence[str]) -> list[str]:

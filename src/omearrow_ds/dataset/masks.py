@@ -33,7 +33,7 @@ class MaskedSamples:
     def of(cls, images: Collection, source: Images, mask_of: Array, options: PreloadOptions, *, clears: bool) -> Self:
         """Return masks with the axes of an image's sample, without C if masks have one channel."""
         axes = images.sample_axes
-        letters = axes.axes if int(source.shapes[:, 1].max(initial=1)) > 1 else axes.axes.replace("C", "")
+        letters = axes.axes if int(source.header.shapes[:, 1].max(initial=1)) > 1 else axes.axes.replace("C", "")
         picks = {axis: pick for axis, pick in (axes.select or {}).items() if axis != "C"}
         if options.verify:
             source = verified_where_stored(source)

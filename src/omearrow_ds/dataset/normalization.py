@@ -51,7 +51,7 @@ class Normalizer:
     """
 
     def __init__(self, source: Images, normalize: Any, illumination: Any) -> None:
-        self._path = source.path
+        self._path = source.header.path
         self.is_float32 = normalize is not False
         self.by_dtype = normalize is True
         self._factors = None if isinstance(normalize, bool) else _read_factors(source, normalize)
@@ -142,17 +142,18 @@ def _pair(first: Array, second: Array, names: Sequence[str], normalize: Any, sub
 
 
 def _measured_factors(source: Images, stats: Stats, options: dict[str, Any], normalize: Any) -> _Factors:
+    header = source.header
     measures = tuple(options.get(name) for name in _PAIRS[1]) if options else _PAIRS[0]
     if set(options) - set(_PAIRS[1]) or any(measure not in MEASURES for measure in measures):
         raise _invalid(normalize)
     table = stats.table
-    for name in set(stats.by) & set(source.column_names):  # A CSV file has only strings.
+    for name in set(stats.by) & set(header.columns.names):  # A CSV file has only strings.
         with suppress(pa.ArrowException):  # Reported later as a missing group.
             table = table.set_column(
-                table.column_names.index(name), name, table[name].cast(source.column_schema.field(name).type)
+                table.column_names.index(name), name, table[name].cast(header.columns.schema.field(name).type)
             )
     rows = table.to_pylist()
-    size_c = int(source.shapes[0, 1]) if len(source) else 0
+    size_c = int(header.shapes[0, 1]) if len(source) else 0
     named = channel_names(source, range(len(source)))
     # Channels are matched by name if images and statistics have unique names for all channels, so that their order
     # does not matter; otherwise by index.
@@ -170,7 +171,7 @@ def _measured_factors(source: Images, stats: Stats, options: dict[str, Any], nor
         subject = f"{stats.path}{_of_group(stats, key)}"
         absent = next((channel for channel in channels if channel not in measured), None)
         if absent is not None:
-            problem = f"{subject} has statistics of {list(measured)}, but not of channel {absent!r} of {source.path}"
+            problem = f"{subject} has statistics of {list(measured)}, but not of channel {absent!r} of {header.path}"
             raise ArgumentError(problem, option="normalize", remedy="run omearrow-ds stats on these images")
         try:
             first, second = (
@@ -189,10 +190,11 @@ def _of_group(stats: Stats, key: tuple[Any, ...]) -> str:
 
 
 def _groups_of(source: Images, stats: Stats, index_of: Mapping[tuple[Any, ...], int]) -> list[int]:
+    header = source.header
     for name in stats.by:
-        if name not in source.column_names:
-            raise unknown_column(name, source.column_names, source.path, f" for the groups in {stats.path}")
-    keys = list(zip(*(source.column(name).to_pylist() for name in stats.by), strict=True))
+        if name not in header.columns.names:
+            raise unknown_column(name, header.columns.names, header.path, f" for the groups in {stats.path}")
+    keys = list(zip(*(header.columns.column(name).to_pylist() for name in stats.by), strict=True))
     unknown = next((index for index, key in enumerate(keys) if key not in index_of), None)
     if unknown is not None:
         problem = f"no statistics for the group {keys[unknown]} of image {unknown}"
@@ -209,22 +211,23 @@ def _invalid(normalize: Any) -> ArgumentError:
 
 def _rows_of_functions(source: Images, illumination: Any) -> list[Sequence[Any]]:
     """Return paths or arrays of illumination functions per image and channel; a single row applies to all images."""
+    header = source.header
     named = channel_names(source, range(len(source)))
     if illumination is True:
         if not named:
             problem = "illumination=True needs channel names, which these images lack; pass one array per channel"
-            raise ColumnError(f"{source.path}: {problem}")
+            raise ColumnError(f"{header.path}: {problem}")
         columns = []
         for channel in named:  # IllumDNA for the channels DNA and OrigDNA.
             candidates = [f"{ILLUM}{channel}", f"{ILLUM}{str(channel).removeprefix('Orig')}"]
-            name = next((name for name in candidates if name in source.column_names), None)
+            name = next((name for name in candidates if name in header.columns.names), None)
             if name is None:
                 use = f" of illumination functions for channel {channel!r}"
-                raise unknown_column(candidates[-1], source.column_names, source.path, use)
-            columns.append(source.column(name))
+                raise unknown_column(candidates[-1], header.columns.names, header.path, use)
+            columns.append(header.columns.column(name))
             if columns[-1].null_count:
                 problem = f"column {name!r} has nulls; fill them, or pass the functions with illumination="
-                raise ColumnError(f"{source.path}: {problem}", column=name)
+                raise ColumnError(f"{header.path}: {problem}", column=name)
         return list(zip(*(column.to_pylist() for column in columns), strict=True))
     if isinstance(illumination, Mapping):
         absent = next((name for name in named if name not in illumination), None)

@@ -31,10 +31,10 @@ from omearrow_ds.dataset.shared_memory import SharedBlock
 from omearrow_ds.dataset.split import combine_codes
 from omearrow_ds.errors import FormatError, WriteError
 from omearrow_ds.resources import image_bytes, is_private_file, one_of, pixel_count
-from omearrow_ds.storage.formats import FORMATS
+from omearrow_ds.storage.formats import FORMATS, accompanying_files
 from omearrow_ds.storage.formats._base import Array, Done, Images
 from omearrow_ds.storage.formats._detect import entries_below
-from omearrow_ds.storage.verified import VerifiedSource
+from omearrow_ds.storage.verified import VerifiedSource, decode
 
 _ALIGNMENT = 64
 _VERSION = 2  # Version of the file: pixels in the layout of `PixelCache`, then the digest.
@@ -96,7 +96,8 @@ class PixelCache:
 
         ``fingerprint`` is that of `collection_fingerprint`, by default before decoding.
         """
-        shapes, dtypes = source.shapes, source.dtypes
+        header = source.header
+        shapes, dtypes = header.shapes, header.dtypes
         with preload_progress(source, progress) as done:
 
             def build(block: SharedBlock | None = None) -> PixelCache:
@@ -106,16 +107,17 @@ class PixelCache:
 
             if folder is None:
                 return build()
-            fingerprint, size_bytes = fingerprint or collection_fingerprint(source.path), _layout(shapes, dtypes)[1][-1]
+            size_bytes = _layout(shapes, dtypes)[1][-1]
+            fingerprint = fingerprint or collection_fingerprint(header.path)
             block, is_new = open_or_build(folder, source, fingerprint, size_bytes, build)
             cache = cls(shapes, dtypes, block)
             if isinstance(source, VerifiedSource) and not is_new:  # Decoded earlier, without verification.
-                source.check_all(cache, f"pixels kept in {folder} of {source.path}", done)
+                source.check_all(cache, f"pixels kept in {folder} of {header.path}", done)
             return cache
 
     def decode(self, source: Images, done: Done | None) -> None:
         stack = self.stack()
-        source.decode_into(self if stack is None else stack, done)
+        decode(source, self if stack is None else stack, done)
 
     def __len__(self) -> int:
         return len(self._shapes)
@@ -144,14 +146,15 @@ def preload_progress(source: Images, progress: bool | None) -> Iterator[Done | N
 
     It counts images, or bytes if the source downloads them. The context is the function to call with decoded images.
     """
+    header = source.header
     err = sys.stderr
     is_shown = err is not None and not err.closed and bool(progress or (progress is None and err.isatty()))
     if not is_shown:
         yield None
         return
-    fetches = source.part_fetches if len(source) == source.row_count else None  # Otherwise, bytes are unknown.
+    fetches = header.part_fetches if len(source) == header.row_count else None  # Otherwise, bytes are unknown.
     with _ThreadlessBar(
-        desc=f"preloading {source.path.name}", unit="image", total=len(source), leave=False, **_BAR_OPTIONS
+        desc=f"preloading {header.path.name}", unit="image", total=len(source), leave=False, **_BAR_OPTIONS
     ) as bar:
         num_bytes = 0 if fetches is None else fetches.report(bar.update)
         if num_bytes:
@@ -176,7 +179,7 @@ def collection_fingerprint(path: Path) -> Fingerprint:
     """Return the fingerprint of the existing files of a collection; call this before opening the collection."""
     path = path.resolve()
     fingerprint: Fingerprint = []
-    for file in (path, *(file for fmt in FORMATS for file in fmt.files_beside(path))):
+    for file in (path, *(file for fmt in FORMATS for file in accompanying_files(fmt, path))):
         try:
             fingerprint += _files(file, path)
         except FileNotFoundError:
@@ -193,15 +196,16 @@ def open_or_build(
     block of ``size_bytes`` to fill. Raises `WriteError` if the folder is not writable or full; `FormatError` if the
     collection changed since ``fingerprint`` was taken.
     """
+    header = source.header
     if folder.exists() and not folder.is_dir():
         raise WriteError(f"{folder}: cache_dir is not a folder; choose another path")
     fingerprint, is_new = [*fingerprint, *_elsewhere(source)], False
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         digest = _digest(source, fingerprint)
-        named = os.fsencode("\0".join([str(source.path.resolve()), *source.image_column, *source.variant]))
+        named = os.fsencode("\0".join([str(header.path.resolve()), *header.image_column, *header.variant]))
         stem = hashlib.blake2b(named, digest_size=8).hexdigest()
-        file = folder / f"{source.path.stem}-{stem}-{digest.hex()[:16]}{_SUFFIX}"
+        file = folder / f"{header.path.stem}-{stem}-{digest.hex()[:16]}{_SUFFIX}"
         block = _mapped(file, size_bytes, digest)
         if block is None:
             with FileLock(folder / f".{stem}.lock", mode=0o600):
@@ -268,24 +272,26 @@ def _mapped(file: Path, size_bytes: int, digest: bytes) -> SharedBlock | None:
 
 
 def _refuse_changed(source: Images, fingerprint: Fingerprint) -> None:
-    if [*collection_fingerprint(source.path), *_elsewhere(source)] != fingerprint:
-        raise FormatError(f"{source.path}: the file changed while it was decoded; create the dataset again")
+    if [*collection_fingerprint(source.header.path), *_elsewhere(source)] != fingerprint:
+        raise FormatError(f"{source.header.path}: the file changed while it was decoded; create the dataset again")
 
 
 def _elsewhere(source: Images) -> Fingerprint:
     """Return the fingerprint of image files that a table refers to."""
-    if source.path.is_dir():
+    header = source.header
+    if header.path.is_dir():
         return []
-    own = {source.path, *source.format.files_beside(source.path)}
-    return sorted(entry for file in source.stored_files() if file not in own for entry in _files(file, source.path))
+    own = {header.path, *accompanying_files(header.format, header.path)}
+    return sorted(entry for file in source.details.files() if file not in own for entry in _files(file, header.path))
 
 
 def _digest(source: Images, fingerprint: Fingerprint) -> bytes:
-    path = source.path.resolve()
-    version = (source.guard.fingerprint or ())[1:]  # Not the device, whose number may change at a restart.
-    identity = [_VERSION, sys.byteorder, source.format.name, str(path), fingerprint, version]
-    kinds = [source.shapes.tolist(), [dtype.str for dtype in source.dtypes]]
-    picked = [source.image_column, source.variant, source.rows.tolist()]
+    header = source.header
+    path = header.path.resolve()
+    version = (header.guard.fingerprint or ())[1:]  # Not the device, whose number may change at a restart.
+    identity = [_VERSION, sys.byteorder, header.format.name, str(path), fingerprint, version]
+    kinds = [header.shapes.tolist(), [dtype.str for dtype in header.dtypes]]
+    picked = [header.image_column, header.variant, header.rows.tolist()]
     return hashlib.blake2b(json.dumps([identity, kinds, picked]).encode(), digest_size=_DIGEST_BYTES).digest()
 
 

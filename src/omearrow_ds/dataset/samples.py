@@ -213,7 +213,7 @@ class StoredSamples(Dataset[Any]):
 
         All are read at the first access; `column` and `column_table` read single columns.
         """
-        return self._picked_rows(self._collection.column_source.columns)
+        return self._picked_rows(self._collection.column_source.table)
 
     @property
     def column_names(self) -> list[str]:
@@ -225,7 +225,7 @@ class StoredSamples(Dataset[Any]):
         >>> OMEArrowDataset("plate.arrow").column_names
         ['Metadata_Well', 'label']
         """
-        return self._collection.column_source.column_names
+        return self._collection.column_source.names
 
     def column(self, name: str) -> pa.ChunkedArray:
         """Return one column, one value per sample, without reading the others.
@@ -283,7 +283,7 @@ class StoredSamples(Dataset[Any]):
         >>> OMEArrowDataset("plate.arrow").column_table(["label", "Metadata_Well"]).column_names
         ['label', 'Metadata_Well']
         """
-        return self._picked_rows(self._collection.column_source.column_table(names))
+        return self._picked_rows(self._collection.column_source.select(names))
 
     def _picked_rows(self, columns: pa.Table) -> pa.Table:
         return columns if self._picked is None or not columns.num_columns else columns.take(np.asarray(self._picked))
@@ -610,7 +610,7 @@ class StoredSamples(Dataset[Any]):
         """Return previews of the samples, which are cropped but neither scaled nor transformed."""
         collection, positions, fields = self._collection, self._all_positions(), self.fields.tolist()
         try:
-            schema = collection.column_source.column_schema
+            schema = collection.column_source.schema
         except OMEArrowDSError:  # The dataset was unpickled with its pixels, and the file is gone.
             schema = pa.schema([])
 

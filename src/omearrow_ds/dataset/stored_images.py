@@ -85,12 +85,13 @@ class StoredImages:
     """Images of an open source, on demand, decoded into memory, or on a device."""
 
     def __init__(self, source: Images, options: PreloadOptions) -> None:
+        header = source.header
         self.options = options
         self._source: Images | None = source
         self._pickled_source = b""  # To open the source in a process that unpickled this.
-        self.path, self.format_name, self._fingerprint = source.path, source.format.name, source.guard.fingerprint
-        self.shapes, self.dtypes, self.image_ids = source.shapes, list(source.dtypes), source.image_ids
-        self.part_layout = source.part_layout
+        self.path, self.format_name, self._fingerprint = header.path, header.format.name, header.guard.fingerprint
+        self.shapes, self.dtypes, self.image_ids = header.shapes, list(header.dtypes), header.image_ids
+        self.part_layout = header.part_layout
         self.cache: PixelCache | None = None
         self.on_device: DeviceSamples | None = None
 
@@ -100,7 +101,7 @@ class StoredImages:
         if self._source is None:
             source: Images = pickle.loads(self._pickled_source)  # noqa: S301  # Pickled by this class.
             # Also for equal shapes: changed images would get the targets of the previous ones.
-            if source.guard.fingerprint != self._fingerprint:
+            if source.header.guard.fingerprint != self._fingerprint:
                 raise FormatError(f"{self.path}: the file changed after it was opened; create the dataset again")
             self._source = source
         return self._source
@@ -137,7 +138,7 @@ class StoredImages:
         return self._fetch(positions) if self.image_cache is None else self.image_cache.get(positions, self._fetch)
 
     def _fetch(self, positions: list[int], regions: Sequence[Region] | None = None) -> list[Array]:
-        return self.source.read_arrays(positions, regions)
+        return self.source.read(positions, regions)
 
     def _distinct(self, positions: list[int]) -> dict[int, Array]:
         distinct = sorted(set(positions))
@@ -192,7 +193,7 @@ class StoredImages:
         """Return a copy that reads images on demand from ``source``, by default the source of this collection."""
         opened = self.source if source is None else source
         options = self.options._replace(cache_dir=cache_dir, progress=progress, fingerprint=None)
-        identity = {"path": opened.path, "_fingerprint": opened.guard.fingerprint}
+        identity = {"path": opened.header.path, "_fingerprint": opened.header.guard.fingerprint}
         return self.copy(cache=None, options=options, _source=None, _pickled_source=pickle.dumps(opened), **identity)
 
     def preloaded(self, folder: Path | None, *, progress: bool) -> Self:

@@ -44,7 +44,7 @@ class Targets:
         self._of = {name: read(name, chosen.get(name)) for name in names}
         self._only = self._of[target] if isinstance(target, str) else None
         if callable(target):
-            self._target, self._ids, self._columns = target, source.image_ids, source.columns
+            self._target, self._ids, self._columns = target, source.image_ids, source.table
         self.listed = bool(self._of)  # Whether targets are values of columns. Otherwise, a callable computes them.
         masks = [column.present for column in self._of.values() if column.present is not None]
         # One bool per image: whether the image has a target; None if all images have targets.
@@ -108,8 +108,8 @@ def _chosen_classes(
 def _column(
     source: ColumnReader, name: str, classes: tuple[str, ...] | None, *, encode_targets: bool, nulls: bool
 ) -> _TargetColumn:
-    if name not in source.column_names:
-        raise unknown_column(name, source.column_names, source.path, " for target")
+    if name not in source.names:
+        raise unknown_column(name, source.names, source.path, " for target")
     stored = source.column(name)
     column = _as_numbers(stored, f"{source.path}: column {name!r} is of type {stored.type}")
     if classes is not None:

@@ -146,7 +146,7 @@ def write_crops(
 
 
 def _columns(collection: Collection, boxes: Boxes, order: Array) -> pa.Table:
-    columns = collection.column_source.columns.take(pa.array(order))
+    columns = collection.column_source.table.take(pa.array(order))
     if IMAGE_ID in columns.column_names and _OF_FIELD not in columns.column_names:
         columns = columns.rename_columns({IMAGE_ID: _OF_FIELD})
     corners = (*boxes[1:3], *(boxes[1:3] + boxes[3:]))
@@ -181,8 +181,8 @@ class _Crops:
         self.columns = _columns(self._collection, boxes, self.order)
         ids = self._collection.sample_ids
         self.image_ids: Sequence[str] = [ids[position] for position in self.order.tolist()]
-        self.shapes: Array = np.column_stack([chosen.shapes[fields, :3], *boxes[3:]]).astype(np.int64)
-        self.dtypes: Sequence[np.dtype[Any]] = [chosen.dtypes[field] for field in fields]
+        self.shapes: Array = np.column_stack([chosen.header.shapes[fields, :3], *boxes[3:]]).astype(np.int64)
+        self.dtypes: Sequence[np.dtype[Any]] = [chosen.header.dtypes[field] for field in fields]
         self.checksums: pa.ChunkedArray | None = None
         self.options: Mapping[str, Any] = {"pad": cutting.samples.pad}
 

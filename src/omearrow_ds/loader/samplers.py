@@ -103,7 +103,7 @@ class PartsSampler(DistributedSampler[Any]):
     @property
     def fetches(self) -> PartFetches | None:
         """Fetches of parts, which expect each part before its first sample; None if parts are not fetched."""
-        return None if self._fetched is None else self._fetched._collection.source.part_fetches
+        return None if self._fetched is None else self._fetched._collection.source.header.part_fetches
 
     def __len__(self) -> int:
         left, ranks = self.samples - self.consumed, self.ranks.ranks

@@ -307,7 +307,7 @@ def _windowed(
     if not isinstance(dataset, StoredSamples):
         raise problem(f"needs a dataset of this package, not {type(dataset).__name__}", remedy="leave it out")
     collection, (rank, world_size) = dataset._collection, rank_and_world_size()
-    if not dataset.preloaded and not dataset.source.images.storage_info().in_place:
+    if not dataset.preloaded and not dataset.source.images.details.storage_info().in_place:
         needed, cache_bytes = int(np.sort(collection.image_bytes)[-window:].sum()), collection.options.cache_bytes
         if cache_bytes < needed:
             cache = f"the cache of {dataset.path} has {cache_bytes} bytes, but the images of a window need {needed}"

@@ -212,7 +212,7 @@ class ObjectFile(io.RawIOBase):
         """Do nothing: the object is not mapped."""
         return nullcontext()
 
-    def refuse_changed(self, num_files: int = 1) -> None:
+    def refuse_changed(self, num_files: int = 1, now_ns: int = 0) -> None:
         """Do nothing: each request compares size and ETag of the object."""
 
     def cache_ranges(self, ranges: Sequence[ByteRange]) -> None:

@@ -22,18 +22,19 @@ class CollectionSource:
     ``images`` is the internal interface, with which datasets read.
     """
 
-    format = forwarded("images.format")
-    rows = forwarded("images.rows")
-    columns = forwarded("images.columns")
-    column_names = forwarded("images.column_names")
-    column = forwarded("images.column")
-    column_table = forwarded("images.column_table")
+    format = forwarded("images.header.format")
+    rows = forwarded("images.header.rows")
+    columns = forwarded("images.header.columns.table")
+    column_names = forwarded("images.header.columns.names")
+    column = forwarded("images.header.columns.column")
+    column_table = forwarded("images.header.columns.select")
     close = forwarded("images.close")
 
     def __init__(self, images: Images) -> None:
+        header = images.header
         self.images = images
-        self.path, self.image_ids = images.path, images.image_ids
-        self.shapes, self.dtypes = images.shapes, images.dtypes
+        self.path, self.image_ids = header.path, header.image_ids
+        self.shapes, self.dtypes = header.shapes, header.dtypes
 
     def metadata(self, index: int) -> dict[str, Any]:
         """Return the OME metadata of one image, with every field of ome-arrow."""
@@ -54,7 +55,7 @@ class CollectionSource:
         """Return one image, or a region of it, as a new writable array; see `omearrow_ds.ImageSource`."""
         position = self._position(index)
         if region is None and channels is None and z is None and t is None:
-            return _owned(self.images.read_arrays([position])[0])
+            return _owned(self.images.read([position])[0])
         picked = pick_region(
             self.shapes[position].tolist(),
             region,
@@ -62,13 +63,13 @@ class CollectionSource:
             lambda: [channel["name"] for channel in self.images.metadata(position)["channels"]],
             f"{self.path}: image {position} ({self.image_ids[position]!r})",
         )
-        return _owned(picked.join(self.images.read_arrays([position] * len(picked.regions), picked.regions)))
+        return _owned(picked.join(self.images.read([position] * len(picked.regions), picked.regions)))
 
     def take(self, indices: Sequence[int] | Array) -> list[Array]:
         """Return several images as new writable arrays, in the order of ``indices``, including duplicates."""
         positions = self._positions(indices)
         distinct = sorted(set(positions))
-        images = dict(zip(distinct, self.images.read_arrays(distinct), strict=True))
+        images = dict(zip(distinct, self.images.read(distinct), strict=True))
         owned = {position: _owned(image) for position, image in images.items()}
         return [owned.pop(position) if position in owned else np.array(images[position]) for position in positions]
 
@@ -122,10 +123,10 @@ class CollectionSource:
         return Pictures(
             str(self.path),
             self.image_ids,
-            self.images.column_schema,
+            self.images.header.columns.schema,
             self.column,
             image_bytes(self.shapes, self.dtypes),
-            lambda index: self.images.read_arrays([index])[0],
+            lambda index: self.images.read([index])[0],
             lambda index: [channel["name"] for channel in self.images.metadata(index)["channels"]],
         )
 

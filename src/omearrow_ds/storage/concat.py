@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from time import monotonic_ns
@@ -21,10 +22,12 @@ from omearrow_ds.kernels.stacks import ImageAddresses, PageRequests, Rows, Stack
 from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.byte_source import STATUS_NS
 from omearrow_ds.storage.extents import Regions, Targets
-from omearrow_ds.storage.formats import Format
+from omearrow_ds.storage.formats import Format, accompanying_files
 from omearrow_ds.storage.formats._base import (
     Array,
     Block,
+    Details,
+    Header,
     Images,
     PartFetches,
     PartLayout,
@@ -32,7 +35,9 @@ from omearrow_ds.storage.formats._base import (
     forwarded,
     group_by_part,
     is_uniform,
+    name_stems,
 )
+from omearrow_ds.storage.formats._columns import ImageColumns
 from omearrow_ds.storage.formats._detect import Paths
 from omearrow_ds.storage.formats._file_guard import FileGuard, Fingerprint
 from omearrow_ds.storage.formats._image_columns import ImagesOf
@@ -133,13 +138,14 @@ class Parts:
 
     def _open_checked(self, number: int) -> Images:
         images, index = self._open(number), self.index
+        header = images.header
         rows = slice(self.starts[number], self.starts[number + 1])
         known = None if self._fingerprints is None else self._fingerprints[number]
         if (
-            images.format != self.format
-            or (known is not None and images.guard.fingerprint != known)
-            or not np.array_equal(images.shapes, index.shapes[rows])
-            or list(images.dtypes) != list(index.dtypes[rows])
+            header.format != self.format
+            or (known is not None and header.guard.fingerprint != known)
+            or not np.array_equal(header.shapes, index.shapes[rows])
+            or list(header.dtypes) != list(index.dtypes[rows])
         ):
             images.close()
             problem = f"was replaced or changed since {self.path} was written"
@@ -153,14 +159,14 @@ class Parts:
         """Summarize each image column of all parts."""
         columns: dict[str, ImagesOf] = {}
         for number in range(len(self.paths)):
-            for column in self.get(number).image_columns():
+            for column in self.get(number).details.image_columns():
                 columns[column.name] = columns[column.name] + column if column.name in columns else column
         return list(columns.values())
 
     def files(self) -> Iterator[Path]:
         """Yield the local files of the collection."""
         for part in self.paths:
-            yield from files_below([part, *filter(Path.exists, self.format.files_beside(part))])
+            yield from files_below([part, *filter(Path.exists, accompanying_files(self.format, part))])
 
     def stored_size(self) -> tuple[int, int, int] | None:
         """Return the number of files, and their size and allocated size in bytes; None if these are local files."""
@@ -187,14 +193,6 @@ class Parts:
 class Concat(Images):
     """Several collections of one format that are read as one collection."""
 
-    format = forwarded("parts.format")
-    part_layout = forwarded("parts.layout")
-    part_fetches = forwarded("parts.fetches")
-    checksums = forwarded("parts.checksums")
-    column_schema = forwarded("parts.column_schema")
-    _read_columns = forwarded("parts.read_columns")
-    image_columns = forwarded("parts.image_columns")
-    stored_files = forwarded("parts.files")
     close = forwarded("parts.close")
 
     def __init__(
@@ -205,14 +203,38 @@ class Concat(Images):
         other_image_columns: tuple[str, ...] = (),
     ) -> None:
         self.parts, index = parts, parts.index
-        self.path, self.guard, self.variant = parts.path, parts.guard, parts.variant
-        self.requested_path, self.image_column = requested_path, image_column
-        self.other_image_columns = other_image_columns
-        self.image_ids, self.shapes, self.dtypes = index.image_ids, index.shapes, index.dtypes
-        if index.rows is not None:
-            self.rows = index.rows
-        if index.columns is not None:
-            self.columns = index.columns
+        self.header = Header(
+            format=parts.format,
+            path=parts.path,
+            guard=parts.guard,
+            image_ids=index.image_ids,
+            shapes=index.shapes,
+            dtypes=index.dtypes,
+            columns=ImageColumns(
+                parts.path,
+                index.image_ids,
+                parts.column_schema if index.columns is None else index.columns,
+                parts.read_columns if index.columns is None else None,
+                lambda: parts.checksums,
+            ),
+            image_column=image_column,
+            other_image_columns=other_image_columns,
+            variant=parts.variant,
+            selected_rows=index.rows,
+            row_count=len(index.image_ids),
+            requested_path=requested_path,
+            find_part_layout=lambda: parts.layout,
+            part_fetches=parts.fetches,
+        )
+        self.details = Details(
+            storage_info=partial(_storage_of_parts, parts),
+            files=parts.files,
+            size=parts.stored_size,
+            outline=parts.outline,
+            image_columns=parts.image_columns,
+            file_stems=lambda row: name_stems(*_find_image(parts, row)),
+            fills_out=lambda: parts.format.is_folder and len(index.image_ids) > 0 and parts.get(0).details.fills_out(),
+        )
 
     def _by_part(self, indices: Sequence[int]) -> Iterator[tuple[Images, list[int], Keep]]:
         """Yield the parts of sorted indices, with the indices in each, and a function that keeps views or copies."""
@@ -222,7 +244,7 @@ class Concat(Images):
             first = self.parts.starts[number]
             yield self.parts.get(number), [index - first for index in indices_of_part], keep
 
-    def read_arrays(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
+    def read(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
         order = sorted(range(len(rows)), key=rows.__getitem__)
         arrays: dict[int, Array] = {}
         with self.parts.reading():
@@ -230,55 +252,50 @@ class Concat(Images):
                 positions = order[len(arrays) : len(arrays) + len(part_rows)]
                 of_regions = None if regions is None else [regions[position] for position in positions]
                 of_out = None if out is None else [out[position] for position in positions]
-                images = part.read_arrays(part_rows, of_regions, of_out)
+                images = part.read(part_rows, of_regions, of_out)
                 arrays |= zip(positions, map(keep, images) if out is None else images, strict=True)
         return [arrays[position] for position in range(len(rows))]
 
-    @property
-    def fills_out(self) -> bool:
-        return self.format.is_folder and len(self) > 0 and self.parts.get(0).fills_out
-
     def mapped_stacks(self) -> Stacks | None:
-        is_mapped = len(self) > 0 and is_uniform(self.shapes, self.dtypes) and self.parts.are_in_place()
-        return PartStacks(self.parts) if is_mapped else None
+        is_alike = len(self) > 0 and is_uniform(self.header.shapes, self.header.dtypes)
+        return PartStacks(self.parts) if is_alike and self.parts.are_in_place() else None
 
     def stream(self) -> Iterator[Block]:
         num_parts = len(self.parts.paths)
-        if self.part_fetches is not None:
-            self.part_fetches.expect(range(num_parts))
+        header = self.header
+        if header.part_fetches is not None:
+            header.part_fetches.expect(range(num_parts))
         for number, (first, stop) in enumerate(pairwise(self.parts.starts)):
             if stop == first:
                 continue
-            size_bytes = image_bytes(self.shapes[first:stop], self.dtypes[first:stop]).sum()
+            size_bytes = image_bytes(header.shapes[first:stop], header.dtypes[first:stop]).sum()
             # Views of many small files, which a writer collects, would exceed the limit of open files.
             is_copied = num_parts > _VIEWED_PARTS and size_bytes < _VIEWED_BYTES
             for start, images in self.parts.get(number).stream():
                 yield first + start, list(map(np.array, images)) if is_copied else images
 
     def metadata(self, index: int) -> dict[str, Any]:
-        ((part, (row,), _),) = self._by_part([index])
+        part, row = _find_image(self.parts, index)
         return part.metadata(row)
 
-    def mask_name_stems(self, index: int) -> list[str]:
-        ((part, (row,), _),) = self._by_part([index])
-        return list(dict.fromkeys([self.image_ids[index], *part.mask_name_stems(row)]))
-
-    def storage_info(self) -> Stored:
-        stored = self.parts.get(0).storage_info()
-        return replace(stored, chunking=f"{len(self.parts.paths):,} parts, the first: {stored.chunking}")
-
-    def stored_size(self) -> tuple[int, int, int]:
-        return self.parts.stored_size() or super().stored_size()
-
-    def outline(self) -> Outline:
-        return self.parts.outline() or super().outline()
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return Concat, (self.parts, self.requested_path, self.image_column, self.other_image_columns)
+        header = self.header
+        return Concat, (self.parts, header.requested_path, header.image_column, header.other_image_columns)
 
     def __repr__(self) -> str:
         contents = f"{len(self)} images in {len(self.parts.paths)} parts"
-        return f"<{self.format.label} source of {contents} at {os.fspath(self.path)!r}>"
+        return f"<{self.header.format.label} source of {contents} at {os.fspath(self.header.path)!r}>"
+
+
+def _storage_of_parts(parts: Parts) -> Stored:
+    stored = parts.get(0).details.storage_info()
+    return replace(stored, chunking=f"{len(parts.paths):,} parts, the first: {stored.chunking}")
+
+
+def _find_image(parts: Parts, row: int) -> tuple[Images, int]:
+    """Return the part of an image, and its row in the part."""
+    number = bisect.bisect_right(parts.starts, row) - 1
+    return parts.get(number), row - parts.starts[number]
 
 
 def _digest(value: object) -> int:
@@ -314,7 +331,7 @@ class PartStacks(Stacks):
         with self._looking:
             source, stacks = self._parts.get(number) or self._part(number)
         if stacks is None:
-            image: Array = self._cut(source.read_arrays([index])[0][None])[0]
+            image: Array = self._cut(source.read([index])[0][None])[0]
             return image
         stacks.prepare_image(index)
         return stacks[index]
@@ -347,7 +364,7 @@ class PartStacks(Stacks):
         for number, (source, stacks) in parts.items():
             if stacks is None:
                 in_part = np.flatnonzero(numbers == number)
-                arrays = source.read_arrays((indices[in_part] - self._starts[number]).tolist())
+                arrays = source.read((indices[in_part] - self._starts[number]).tolist())
                 images = [self._cut(np.ascontiguousarray(image)[None]) for image in arrays]
                 addresses[in_part] = [Stacks([image]).addresses[0] for image in images]
                 owners.append(images)

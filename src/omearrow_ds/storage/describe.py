@@ -15,7 +15,7 @@ import numpy as np
 from omearrow_ds.errors import FormatError, ImageColumnError, MissingPathError, OMEArrowDSError
 from omearrow_ds.resources import available_bytes, image_bytes, preload_limit_bytes
 from omearrow_ds.storage import fields
-from omearrow_ds.storage.formats._base import Images
+from omearrow_ds.storage.formats._base import Images, outline_of, stored_size
 from omearrow_ds.storage.formats._image_columns import ImagesOf
 from omearrow_ds.storage.formats._pictures import MAX_IMAGES, UINT16, PixelRange
 from omearrow_ds.storage.formats._stored import Stored
@@ -126,32 +126,33 @@ def _described(path: Paths, format_name: str | None, opening: OpenOptions, *, re
         opening["image_column"] = error.columns[0]
         opened = open_source(path, format_name, **opening)
     with closing(opened) as source:
+        header = source.header
         try:
-            on_disk = source.stored_size()
+            on_disk = stored_size(source)
         except FileNotFoundError as error:
             raise MissingPathError(
-                f"does not exist, but {source.path} needs it", path=error.filename, remedy="restore it"
+                f"does not exist, but {header.path} needs it", path=error.filename, remedy="restore it"
             ) from error
         except OSError as error:
-            raise FormatError(f"changed while it was read: {error}", path=source.path, remedy="try again") from error
-        outline, free_bytes = source.outline(), available_bytes()
-        decoded_bytes = int(image_bytes(source.shapes, source.dtypes).sum())
+            raise FormatError(f"changed while it was read: {error}", path=header.path, remedy="try again") from error
+        outline, free_bytes = outline_of(source), available_bytes()
+        decoded_bytes = int(image_bytes(header.shapes, header.dtypes).sum())
         return Description(
-            str(source.path),
-            source.format.name,
-            source.format.label,
-            dict(Counter(map(tuple, source.shapes.tolist())).most_common()),
-            dict(Counter(dtype.name for dtype in source.dtypes).most_common()),
+            str(header.path),
+            header.format.name,
+            header.format.label,
+            dict(Counter(map(tuple, header.shapes.tolist())).most_common()),
+            dict(Counter(dtype.name for dtype in header.dtypes).most_common()),
             _channels(source, outline.metadata),
             _physical_sizes(outline.metadata),
-            {field.name: str(field.type) for field in source.column_schema},
+            {field.name: str(field.type) for field in header.columns.schema},
             CollectionSizes(*on_disk, decoded_bytes, free_bytes, decoded_bytes <= preload_limit_bytes(free_bytes)),
             outline.stored,
-            source.checksums is not None,
-            source.label_images(),
-            source.image_column,
-            source.image_columns(),
-            None if opening.get("pattern") or not source.path.is_dir() else fields.suggestion(source.path),
+            header.columns.checksums is not None,
+            source.details.label_names(),
+            header.image_column,
+            source.details.image_columns(),
+            None if opening.get("pattern") or not header.path.is_dir() else fields.suggestion(header.path),
             chosen,
             _pixel_range(source) if read_pixels else None,
         )
@@ -159,17 +160,18 @@ def _described(path: Paths, format_name: str | None, opening: OpenOptions, *, re
 
 def _pixel_range(source: Images) -> PixelRange | None:
     """Return the pixel range of uint16 images spread over the collection; None for remote or unreadable images."""
-    if isinstance(source.path, Url) or next(source.stored_files(), None) is None:
+    header = source.header
+    if isinstance(header.path, Url) or next(source.details.files(), None) is None:
         return None
-    sizes_bytes = image_bytes(source.shapes, source.dtypes)
-    is_uint16 = np.array([dtype == UINT16 for dtype in source.dtypes], bool)
+    sizes_bytes = image_bytes(header.shapes, header.dtypes)
+    is_uint16 = np.array([dtype == UINT16 for dtype in header.dtypes], bool)
     indices = np.flatnonzero(is_uint16 & (sizes_bytes <= _MAX_PIXELS_BYTES))
     if not len(indices):
         return None
     num_images = min(MAX_IMAGES, len(indices), int(_MAX_PIXELS_BYTES // max(1, sizes_bytes[indices].max())))
     spread = indices[np.linspace(0, len(indices) - 1, num_images).astype(int)]
     try:
-        return PixelRange.measure(source.read_arrays(spread.tolist()))
+        return PixelRange.measure(source.read(spread.tolist()))
     except OMEArrowDSError:
         return None
 
@@ -183,7 +185,7 @@ def _kinds(shapes: Mapping[tuple[int, ...], int], dtypes: Mapping[str, int]) -> 
 
 def _channels(source: Images, described: Sequence[Mapping[str, Any]]) -> list[str | None] | None:
     """Return the channels' names if all images have equally many, and the inspected ones agree."""
-    numbers = set(source.shapes[:, 1].tolist())
+    numbers = set(source.header.shapes[:, 1].tolist())
     names = {tuple(channel["name"] for channel in metadata["channels"]) for metadata in described}
     if len(numbers) > 1 or len(names) != min(1, len(source)):
         return None

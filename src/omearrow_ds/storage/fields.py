@@ -10,7 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, product
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ from omearrow_ds.storage import patterns
 from omearrow_ds.storage.extents import Region, Regions, Targets, chunk_windows, size_of
 from omearrow_ds.storage.formats import _detect, get_format
 from omearrow_ds.storage.formats._base import Array, Block, Images, ImagesWrapper, copy_others
+from omearrow_ds.storage.formats._columns import ImageColumns
 from omearrow_ds.storage.formats._error_translation import refuse
 from omearrow_ds.storage.formats._folder import (
     NOT_LISTED,
@@ -63,25 +64,42 @@ class Fields:
     kinds: Sequence[int] = ()  # One number per field, equal for fields whose files have one size.
     split_along: str = ""  # Axes in file names, along which files may hold parts of their own images.
 
+    @cached_property
+    def shared_files(self) -> set[str]:
+        """Files with pages of several fields, whose names do not identify a field."""
+        of_fields = ({self.files[number] for number in grid.flat} for grid in self.grids)
+        return {file for file, count in Counter(chain.from_iterable(of_fields)).items() if count > 1}
+
 
 class FieldSource(ImagesWrapper):
     """Fields of view, each of which is assembled from several image files along T, C and Z."""
 
     def __init__(self, files: Images, fields: Fields) -> None:
-        super().__init__(files)
-        self._fields = fields
-        self.image_ids, self.rows = fields.image_ids, fields.rows
-        self.columns, self.column_schema = fields.columns, fields.columns.schema
+        header = files.header
         first = [int(grid.flat[0]) for grid in fields.grids]
-        self.dtypes = [files.dtypes[number] for number in first]
-        self._plane = files.shapes[first].reshape(-1, 5)
-        self.shapes = self._plane.copy()
-        self.shapes[:, :3] *= np.array([grid.shape for grid in fields.grids], np.int64).reshape(-1, 3)
+        self._fields, self._plane = fields, header.shapes[first].reshape(-1, 5)
+        shapes = self._plane.copy()
+        shapes[:, :3] *= np.array([grid.shape for grid in fields.grids], np.int64).reshape(-1, 3)
         pages = ((page.series, page.page) for page in fields.pages)
         joined = repr([list(fields.files), [grid.tolist() for grid in fields.grids], *pages])
-        self.variant = (digest_of(joined.encode(errors="surrogateescape")),)
+        super().__init__(
+            files,
+            image_ids=fields.image_ids,
+            shapes=shapes,
+            dtypes=[header.dtypes[number] for number in first],
+            columns=ImageColumns(header.path, fields.image_ids, fields.columns),
+            selected_rows=fields.rows,
+            variant=(digest_of(joined.encode(errors="surrogateescape")),),
+        )
+        of_files = files.details
+        self.details = replace(
+            of_files,
+            storage_info=partial(_storage_of_fields, of_files.storage_info, fields),
+            file_stems=partial(_file_stems, fields),
+            files_of=lambda row: [file for number in fields.grids[row].flat for file in of_files.files_of(int(number))],
+        )
 
-    def read_arrays(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
+    def read(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
         if regions is None:
             return self._read_whole(rows, out)
         if not self._are_planes:
@@ -94,7 +112,7 @@ class FieldSource(ImagesWrapper):
             files += grid.ravel().tolist()
             in_files += [[0, 0, 0, y0, x0, 1, 1, 1, y1, x1]] * grid.size
             shapes.append((*grid.shape, y1 - y0, x1 - x0))
-        planes = self._source.read_arrays(files, in_files)
+        planes = self.source.read(files, in_files)
         if len(planes) == len(rows):
             return planes
         arrays, first = [], 0
@@ -107,24 +125,17 @@ class FieldSource(ImagesWrapper):
     def _read_whole(self, rows: Sequence[int], out: Targets) -> list[Array]:
         files = [self._fields.grids[row].ravel().tolist() for row in rows]
         if out is None and all(len(numbers) == 1 for numbers in files):
-            return self._source.read_arrays([number for (number,) in files])
-        images = out or [np.empty(self.shapes[row], self.dtypes[row]) for row in rows]
+            return self.source.read([number for (number,) in files])
+        images = out or [np.empty(self.header.shapes[row], self.header.dtypes[row]) for row in rows]
         targets = [target for row, image in zip(rows, images, strict=True) for target in self._targets(row, image)]
         of_files = targets if all(target.flags.c_contiguous for target in targets) else None
-        copy_others(self._source.read_arrays(list(chain.from_iterable(files)), out=of_files), targets)
+        copy_others(self.source.read(list(chain.from_iterable(files)), out=of_files), targets)
         return list(images)
 
     def _targets(self, row: int, image: Array) -> Iterator[Array]:
         sizes = self._plane[row, :3].tolist()
         for position in np.ndindex(self._fields.grids[row].shape):
             yield image[tuple(slice(n * size, (n + 1) * size) for n, size in zip(position, sizes, strict=True))]
-
-    @property
-    def fills_out(self) -> bool:
-        return not self._source.fetches
-
-    def files_of(self, index: int) -> Sequence[str]:
-        return [file for number in self._fields.grids[index].flat for file in self._source.files_of(int(number))]
 
     def _read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
         files: list[int] = []
@@ -137,10 +148,10 @@ class FieldSource(ImagesWrapper):
                 files.append(int(self._fields.grids[row][position]))
                 in_files.append([*starts, *region[3:5], *stops, *region[8:]])
                 targets.append((number, outer))
-        parts = self._source.read_arrays(files, in_files)
+        parts = self.source.read(files, in_files)
         if len(parts) == len(rows):
             return parts
-        arrays = [np.empty(size_of(region), self.dtypes[row]) for row, region in zip(rows, regions, strict=True)]
+        arrays = [np.empty(size_of(region), self.header.dtypes[row]) for row, region in zip(rows, regions, strict=True)]
         for (number, target), part in zip(targets, parts, strict=True):
             arrays[number][target] = part
         return arrays
@@ -150,14 +161,14 @@ class FieldSource(ImagesWrapper):
         return bool((self._plane[:, :3] == 1).all())
 
     def prefetch(self, rows: Sequence[int]) -> None:
-        self._source.prefetch([int(number) for row in rows for number in self._fields.grids[row].flat])
+        self.source.prefetch([int(number) for row in rows for number in self._fields.grids[row].flat])
 
     def stream(self) -> Iterator[Block]:
         self.prefetch(range(len(self)))
         return super().stream()
 
     def metadata(self, index: int) -> dict[str, Any]:
-        metadata = {**self._source.metadata(int(self._fields.grids[index].flat[0])), **self._fields.sizes}
+        metadata = {**self.source.metadata(int(self._fields.grids[index].flat[0])), **self._fields.sizes}
         names, size_c = self._fields.channels, int(self._plane[index, 1])
         if not names:
             return metadata
@@ -166,25 +177,21 @@ class FieldSource(ImagesWrapper):
         of_file = metadata["channels"][0] if len(metadata["channels"]) == len(names) == 1 else channel_of({})
         return {**metadata, "name": None, "channels": [{**of_file, "id": None, "name": name} for name in names]}
 
-    @cached_property
-    def _shared_files(self) -> set[str]:
-        """Files with pages of several fields, whose names do not identify a field."""
-        of_fields = ({self._fields.files[number] for number in grid.flat} for grid in self._fields.grids)
-        return {file for file, count in Counter(chain.from_iterable(of_fields)).items() if count > 1}
-
-    def mask_name_stems(self, index: int) -> list[str]:
-        files = (self._fields.files[number] for number in self._fields.grids[index].flat)
-        stems = (Path(file).stem for file in files if file not in self._shared_files)
-        return list(dict.fromkeys([self.image_ids[index], *stems]))
-
-    def storage_info(self) -> Stored:
-        stored = self._source.storage_info()
-        sizes = sorted({grid.size for grid in self._fields.grids})
-        number = " to ".join(map(str, dict.fromkeys((sizes[0], sizes[-1]))))
-        return replace(stored, chunking=f"{number} files per image, {stored.chunking.partition(', ')[2]}")
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return FieldSource, (self._source, self._fields)
+        return FieldSource, (self.source, self._fields)
+
+
+def _storage_of_fields(storage_of_files: Callable[[], Stored], fields: Fields) -> Stored:
+    stored = storage_of_files()
+    sizes = sorted({grid.size for grid in fields.grids})
+    number = " to ".join(map(str, dict.fromkeys((sizes[0], sizes[-1]))))
+    return replace(stored, chunking=f"{number} files per image, {stored.chunking.partition(', ')[2]}")
+
+
+def _file_stems(fields: Fields, row: int) -> list[str]:
+    """Return the stems of the files of a field, except those with pages of several fields, which identify none."""
+    files = [fields.files[number] for number in fields.grids[row].flat]
+    return [Path(file).stem for file in files if file not in fields.shared_files]
 
 
 def open_pattern(
@@ -311,7 +318,7 @@ def joined_files(
     source = open_files(reader, root, fields.files, names, like.tolist(), pages)
     examples: dict[str, str] = {}
     for number in first.tolist():
-        layout = f"{tuple(source.shapes[number].tolist())} {source.dtypes[number]}"
+        layout = f"{tuple(source.header.shapes[number].tolist())} {source.header.dtypes[number]}"
         examples.setdefault(layout, f"{fields.files[number]} is {layout}")
     if len(examples) > 1:
         problem = f"{path}: channels of field {fields.image_ids[model]} differ: {', '.join([*examples.values()][:2])}"

@@ -30,6 +30,7 @@ from omearrow_ds.errors import ColumnError, FormatError, MissingPathError, OMEAr
 from omearrow_ds.options import WriteSettings
 from omearrow_ds.resources import image_bytes, split_by_bytes
 from omearrow_ds.storage.concat import Index, Open
+from omearrow_ds.storage.formats import default_part_bytes
 from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._error_translation import refuse
 from omearrow_ds.storage.hashes import checksum_of, new_hash
@@ -73,16 +74,17 @@ class SourceImages:
     """Images of a source to be written, verified if they have a checksum; with ``checksum``, others get one."""
 
     def __init__(self, source: Images, *, checksum: bool) -> None:
+        header = source.header
         self.source, self._has_checksums = source, checksum
-        self.image_ids, self.shapes, self.dtypes = source.image_ids, source.shapes, source.dtypes
-        self.columns, self.checksums = source.columns, source.checksums
+        self.image_ids, self.shapes, self.dtypes = header.image_ids, header.shapes, header.dtypes
+        self.columns, self.checksums = header.columns.table, header.columns.checksums
         self.options: Mapping[str, Any] = {}
         self._verified = verified_where_stored(source)
         self._stored = [None] * len(source) if self.checksums is None else self.checksums.to_pylist()
 
     def images(self, indices: Array) -> Iterator[codec.Image]:
         for group in _split_indices(self, indices):
-            yield from map(self._image, group.tolist(), self._verified.read_arrays(group.tolist()))
+            yield from map(self._image, group.tolist(), self._verified.read(group.tolist()))
 
     def in_order(self) -> Iterator[codec.Image]:
         """Yield all images in order; use an image before requesting the next one, which may reuse its memory."""
@@ -103,7 +105,7 @@ def _open_source_images(open_source: Callable[[], Images], *, checksum: bool) ->
 
 
 def opening_of(source: Images) -> Callable[[], Images]:
-    return source.opened_by or partial(_itself, source)
+    return source.header.opened_by or partial(_itself, source)
 
 
 def _itself(source: Images) -> Images:
@@ -151,12 +153,14 @@ class PartitionOptions:
         unknown = next((name for name in self.group_by if name not in known), None)
         if unknown is not None:
             names = ", ".join(map(repr, known)) or "none"
-            raise ColumnError(f"{material.source.path}: group_by={unknown!r}: no such column; pass one of {names}")
+            raise ColumnError(
+                f"{material.source.header.path}: group_by={unknown!r}: no such column; pass one of {names}"
+            )
         grouping = dict.fromkeys([*([PLATE] if PLATE in known else []), *self.group_by])
         nested = next((name for name in grouping if pa.types.is_nested(columns[name].type)), None)
         if nested is not None:
             problem = f"has the type {columns[nested].type}, which cannot be grouped"
-            raise ColumnError(f"{material.source.path}: group_by={nested!r}: {problem}; pass another column")
+            raise ColumnError(f"{material.source.header.path}: group_by={nested!r}: {problem}; pass another column")
         rows = np.arange(len(material.image_ids))
         if not grouping or not len(rows):
             return [rows]
@@ -172,9 +176,9 @@ def describe_plan(material: Material, target: Target, options: PartitionOptions,
     layout = {"format": target.format.name, **asdict(target.layout), "checksum": target.checksum, **asdict(options)}
     description = {
         "source": {
-            "format": source.format.name,
+            "format": source.header.format.name,
             "images": len(material.image_ids),
-            "chosen": [*source.image_column, *source.variant],
+            "chosen": [*source.header.image_column, *source.header.variant],
             "known": hash_images(material),
             "files": _files_hash(source),
             "options": dict(material.options),
@@ -193,8 +197,8 @@ def hash_images(material: Material) -> str:
 def _files_hash(source: Images) -> str:
     """Return the hash of names, sizes and times of a source's files; a missing file has no size and time."""
     digest = new_hash()
-    for file in sorted(source.stored_files()):
-        name = file.relative_to(source.path) if file.is_relative_to(source.path) else file
+    for file in sorted(source.details.files()):
+        name = file.relative_to(source.header.path) if file.is_relative_to(source.header.path) else file
         try:
             status = os.stat(file)  # noqa: PTH116  # For tens of thousands of files, pathlib doubles the cost.
             version = f"{status.st_size} {status.st_mtime_ns}"
@@ -257,7 +261,9 @@ def _write_in_worker(pickled: bytes, number: int) -> object:
 def make_parts(material: Material, target: Target, settings: WriteSettings, open_part: Open) -> PartsTarget:
     """Write the missing parts of a new or unfinished collection, or those in the share of ``settings.task``."""
     group_by = (settings.group_by,) if isinstance(settings.group_by, str) else tuple(settings.group_by or ())
-    options = PartitionOptions(settings.part_bytes or target.format.part_bytes, settings.shuffle_seed, group_by)
+    options = PartitionOptions(
+        settings.part_bytes or default_part_bytes(target.format), settings.shuffle_seed, group_by
+    )
     plan = options.plan(material)
     description = describe_plan(material, target, options, len(plan))
     parts = PartsTarget(parts_store(target.path, settings.target_storage), open_part)

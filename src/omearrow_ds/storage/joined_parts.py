@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, chain, combinations
 from pathlib import Path, PurePosixPath
@@ -17,11 +18,9 @@ import pyarrow.compute as pc
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import ColumnError, FormatError, OMEArrowDSError
 from omearrow_ds.storage.concat import Concat, Index, Open, Parts
-from omearrow_ds.storage.formats import Format
-from omearrow_ds.storage.formats._base import Array, Images
-from omearrow_ds.storage.formats._columns import columns_and_checksums, is_narrow
+from omearrow_ds.storage.formats._base import Header, Images
+from omearrow_ds.storage.formats._columns import ImageColumns, columns_and_checksums, is_narrow
 from omearrow_ds.storage.formats._error_translation import MALFORMED
-from omearrow_ds.storage.formats._file_guard import Fingerprint
 from omearrow_ds.storage.formats._image_columns import kinds_of
 from omearrow_ds.storage.formats._table import native, read_ids
 from omearrow_ds.storage.formats._urls import Url
@@ -44,23 +43,6 @@ class Part(NamedTuple):
     keys: Mapping[str, str | None]  # Values of the Hive folders in the path, as text; None is null.
 
 
-class PartInfo(NamedTuple):
-    """Ids, shapes, dtypes and columns of a part, available after it is closed; a wide table has no ``columns``."""
-
-    format: Format
-    image_ids: Sequence[str]
-    shapes: Array
-    dtypes: Sequence[np.dtype[Any]]
-    column_schema: pa.Schema
-    columns: pa.Table | None
-    checksums: pa.ChunkedArray | None
-    rows: Array
-    row_count: int
-    image_column: tuple[str, ...]
-    other_image_columns: tuple[str, ...]
-    fingerprint: Fingerprint | None
-
-
 class JoinedParts(Parts):
     """Parts whose columns are read on request, and then joined."""
 
@@ -77,7 +59,8 @@ class JoinedParts(Parts):
         tables = []
         for number, part in enumerate(self._joined):
             source = self.get(number)
-            stored = _all_owned(source.column_table([name for name in names if name in source.column_names]))
+            columns = source.header.columns
+            stored = _all_owned(columns.select([name for name in names if name in columns.names]))
             keys = {name: value for name, value in part.keys.items() if name in kinds}
             tables.append(_filled(_with_keys(stored, keys, kinds, len(source)), names[0], len(source)))
         return _join([empty, *tables], self._joined, self.path)
@@ -101,11 +84,11 @@ def joined(path: Path, parts: Sequence[Part], opening: _Opening, paths: Paths | 
             names = f"{first.image_column} in {parts[0].path}, {info.image_column} in {part.path}"
             raise ColumnError(f"{path}: image columns differ ({names}); pass image_column=, or rename one")
     others = dict.fromkeys(chain.from_iterable(info.other_image_columns for info in known))
-    files, fingerprints = [part.path for part in parts], [info.fingerprint for info in known]
+    files, fingerprints = [part.path for part in parts], [info.guard.fingerprint for info in known]
     first_rows = accumulate((info.row_count for info in known[:-1]), initial=0)
     rows = np.concatenate([info.rows + row for row, info in zip(first_rows, known, strict=True)])
     lengths = [len(info.image_ids) for info in known]
-    tables = [info.columns for info in known if info.columns is not None]
+    tables = [info.columns.table for info in known if is_narrow(info.columns.names)]
     is_lazy = len(tables) < len(known)
     index = Index(
         list(accumulate(lengths, initial=0)),
@@ -124,90 +107,87 @@ def joined(path: Path, parts: Sequence[Part], opening: _Opening, paths: Paths | 
     return Concat(collection, path if paths is None else paths, first.image_column, tuple(others))
 
 
-class PartHeader(NamedTuple):
-    """Image properties and columns of a part that was inspected but is not open for reading."""
+class LookedPart(NamedTuple):
+    """Properties of a part that was inspected, and the stored fields of its images and columns, not yet decoded."""
 
-    format: Format
-    image_column: tuple[str, ...]
-    other_image_columns: tuple[str, ...]
-    fingerprint: Fingerprint | None
+    header: Header
     info: pa.Table
     columns: pa.Table
 
 
-def _look_at_all(opening: _Opening, paths: Sequence[Path]) -> list[PartInfo]:
+def _look_at_all(opening: _Opening, paths: Sequence[Path]) -> list[Header]:
     """Return ids, shapes, dtypes and columns of several collections, opened in threads if that is faster."""
     # Parts with equal schemas are decoded together. A part with null images, or one that cannot be read, is opened:
     # that leaves nulls out, or raises its error.
     inspect = partial(_look, opening)
     known = [inspect(paths[0])]
-    if known[0].format.name not in _IN_THREADS or isinstance(paths[0], Url):
+    first = known[0].header if isinstance(known[0], LookedPart) else known[0]
+    if first.format.name not in _IN_THREADS or isinstance(paths[0], Url):
         known += map(inspect, paths[1:])
     else:
         with ThreadPoolExecutor(_THREADS, "omearrow_ds-look") as pool:  # An error cancels collections not yet started.
             known += pool.map(inspect, paths[1:])
-    alike: dict[Any, dict[int, PartHeader]] = {}
+    alike: dict[Any, dict[int, LookedPart]] = {}
     for number, part in enumerate(known):
-        if isinstance(part, PartHeader):
-            alike.setdefault((part.info.schema, part.columns.schema, part.image_column), {})[number] = part
+        if isinstance(part, LookedPart):
+            alike.setdefault((part.info.schema, part.columns.schema, part.header.image_column), {})[number] = part
     for parts in alike.values():
         with suppress(OMEArrowDSError, *MALFORMED, pa.ArrowException):
             for number, contents in zip(parts, _known_at_once(list(parts.values())), strict=True):
                 known[number] = contents
     return [
-        read_part_info(opening, path) if isinstance(part, PartHeader) else part
+        read_part_header(opening, path) if isinstance(part, LookedPart) else part
         for part, path in zip(known, paths, strict=True)
     ]
 
 
-def read_part_info(opening: Open, path: Path) -> PartInfo:
+def read_part_header(opening: Open, path: Path) -> Header:
     with closing(opening(path)) as source:
-        return _info_of(source)
+        return _header_of(source)
 
 
-def _info_of(source: Images) -> PartInfo:
-    columns = _all_owned(source.columns) if is_narrow(source.column_names) else None
-    checksums = None if source.checksums is None else _owned(source.checksums)
-    names = set(PartInfo._fields) - {"columns", "checksums", "fingerprint"}
-    values = {name: getattr(source, name) for name in names}
-    return PartInfo(**values, columns=columns, checksums=checksums, fingerprint=source.guard.fingerprint)
+def _header_of(source: Images) -> Header:
+    """Return properties that are available after the part is closed, with all columns unless the table is wide."""
+    header, stored = source.header, source.header.columns
+    checksums = None if stored.checksums is None else _owned(stored.checksums)
+    is_at_once = is_narrow(stored.names)
+    owned, read = (_all_owned(stored.table), None) if is_at_once else (stored.schema, stored.select)
+    columns = ImageColumns(header.path, header.image_ids, owned, read, lambda: checksums)
+    return replace(header, columns=columns, find_groups=lambda: None)
 
 
-def _look(opening: _Opening, path: Path) -> PartInfo | PartHeader:
-    """Return the contents of a collection, or its stored info and columns if it can be inspected without reading."""
+def _look(opening: _Opening, path: Path) -> Header | LookedPart:
+    """Return the properties of a collection, or its stored info and columns if it can be inspected without reading."""
     with closing(opening(path, look=True)) as source:
         looked = getattr(source, "looked", None)
         if looked is None:
-            return _info_of(source)
-        about = source.format, source.image_column, source.other_image_columns, source.guard.fingerprint
-        return PartHeader(*about, looked[0], _all_owned(looked[1]))
+            return _header_of(source)
+        return LookedPart(replace(source.header, find_groups=lambda: None), looked[0], _all_owned(looked[1]))
 
 
-def _known_at_once(looked: Sequence[PartHeader]) -> Iterator[PartInfo | PartHeader]:
-    """Yield the contents of parts with equal schemas; yield parts with null images unchanged."""
-    info = pa.concat_tables([header.info for header in looked])
+def _known_at_once(looked: Sequence[LookedPart]) -> Iterator[Header | LookedPart]:
+    """Yield the properties of parts with equal schemas; yield parts with null images unchanged."""
+    info = pa.concat_tables([part.info for part in looked])
     kinds = kinds_of(info, "")
     dtypes = native(kinds.dtypes)
-    columns, checksums = columns_and_checksums(pa.concat_tables([header.columns for header in looked]), "")
-    checksums = checksums if looked[0].image_column == (schema.COLUMN,) else None
-    starts = accumulate((len(header.info) for header in looked), initial=0)
-    for header, first in zip(looked, starts, strict=False):
-        count = len(header.info)
-        part = slice(first, first + count)
-        if kinds.null[part].any():
-            yield header
+    columns, checksums = columns_and_checksums(pa.concat_tables([part.columns for part in looked]), "")
+    checksums = checksums if looked[0].header.image_column == (schema.COLUMN,) else None
+    starts = accumulate((len(part.info) for part in looked), initial=0)
+    for part, first in zip(looked, starts, strict=False):
+        count = len(part.info)
+        rows = slice(first, first + count)
+        if kinds.null[rows].any():
+            yield part
             continue
-        yield PartInfo(
-            header.format,
-            read_ids(info.slice(first, count)),
-            kinds.shapes[part],
-            dtypes[part],
-            columns.schema,
-            columns.slice(first, count),
-            None if checksums is None else checksums.slice(first, count),
-            np.arange(count),
-            count,
-            *header[1:4],
+        path, image_ids = part.header.path, read_ids(info.slice(first, count))
+        find_checksums = (lambda: None) if checksums is None else partial(checksums.slice, first, count)
+        yield replace(
+            part.header,
+            image_ids=image_ids,
+            shapes=kinds.shapes[rows],
+            dtypes=dtypes[rows],
+            columns=ImageColumns(path, image_ids, columns.slice(first, count), None, find_checksums),
+            row_count=count,
         )
 
 
@@ -220,7 +200,7 @@ def _owned(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([pa.concat_arrays([*column.chunks, pa.nulls(0, column.type)])])
 
 
-def _distinct_ids(parts: Sequence[Part], known: Sequence[PartInfo]) -> list[str]:
+def _distinct_ids(parts: Sequence[Part], known: Sequence[Header]) -> list[str]:
     """Return the stored ids if distinct; otherwise prefix the part's name, without suffix if that is distinct."""
     stored = list(chain.from_iterable(info.image_ids for info in known))
     if len(set(stored)) == len(stored):
@@ -230,11 +210,13 @@ def _distinct_ids(parts: Sequence[Part], known: Sequence[PartInfo]) -> list[str]
     return [f"{name}/{image_id}" for name, info in zip(names, known, strict=True) for image_id in info.image_ids]
 
 
-def _checksums(known: Sequence[PartInfo]) -> pa.ChunkedArray | None:
+def _checksums(known: Sequence[Header]) -> pa.ChunkedArray | None:
     """Return the checksums of all parts, null for parts without; None if no part has any."""
-    if all(info.checksums is None for info in known):
+    sums = [info.columns.checksums for info in known]
+    if all(checksums is None for checksums in sums):
         return None
-    columns = [info.checksums or pa.chunked_array([pa.nulls(len(info.image_ids), pa.string())]) for info in known]
+    lengths = (len(info.image_ids) for info in known)
+    columns = [one or pa.chunked_array([pa.nulls(n, pa.string())]) for one, n in zip(sums, lengths, strict=True)]
     return pa.chunked_array([chunk for column in columns for chunk in column.chunks], pa.string())
 
 
@@ -255,15 +237,15 @@ def _columns(parts: Sequence[Part], tables: Sequence[pa.Table], lengths: Sequenc
     return _join([_filled(table, first, length) for table, length in zip(with_keys, lengths, strict=True)], parts, path)
 
 
-def _column_schema(parts: Sequence[Part], known: Sequence[PartInfo], opening: _Opening, path: Path) -> pa.Schema:
+def _column_schema(parts: Sequence[Part], known: Sequence[Header], opening: _Opening, path: Path) -> pa.Schema:
     """Return the schema of columns that are read on request; types and keys are checked as by `_columns`."""
     for part, info in zip(parts, known, strict=True):
-        names = part.keys.keys() & set(info.column_schema.names)
+        names = part.keys.keys() & set(info.columns.schema.names)
         if names:
             with closing(opening(part.path)) as source:
                 for name in names:
-                    _refuse_other(source.column(name), name, part.keys[name], part.path)
-    empty = [info.column_schema.empty_table() for info in known]
+                    _refuse_other(source.header.columns.column(name), name, part.keys[name], part.path)
+    empty = [info.columns.schema.empty_table() for info in known]
     return _columns(parts, empty, [0] * len(parts), path).schema
 
 

@@ -15,7 +15,7 @@ from omearrow_ds.errors import ColumnError, MetadataError
 from omearrow_ds.options import refuse_value
 from omearrow_ds.storage.compositions import SourceWithColumns
 from omearrow_ds.storage.formats._base import Array, Images
-from omearrow_ds.storage.formats._columns import unknown_column
+from omearrow_ds.storage.formats._columns import ColumnReader, unknown_column
 from omearrow_ds.storage.protocol import On
 from omearrow_ds.storage.table_files import NAMED_BY, ColumnTypes, InputTable, read_input_table
 
@@ -35,11 +35,11 @@ class JoinKeys:
     Without ``pairs`` of columns, all keys are equal. ``names`` is the name of the key in messages.
     """
 
-    def __init__(self, source: Images, joined: InputTable, pairs: Pairs) -> None:
+    def __init__(self, source: ColumnReader, joined: InputTable, pairs: Pairs) -> None:
         self._columns: list[tuple[list[Any], Array]] = []  # Distinct values, and the code of each image and row.
         self.pairs, self.names = pairs, " and ".join(f"{left!r}" for left, _ in pairs)
         self._source_path, self._joined = source.path, joined
-        keys = np.zeros(len(source) + len(joined.table), np.int64)
+        keys = np.zeros(len(source.image_ids) + len(joined.table), np.int64)
         is_null = np.zeros(len(keys), np.bool_)
         for left, right in pairs:
             ours = pa.chunked_array([pa.array(source.image_ids)]) if left == IMAGE_ID else source.column(left)
@@ -53,10 +53,10 @@ class JoinKeys:
             keys = np.unique(keys * (len(known) + 1) + codes, return_inverse=True)[1].reshape(-1)
             self._columns.append(([*known, None], codes))
         keys[is_null] = -1
-        self.images, self.rows = self.sides = keys[: len(source)], keys[len(source) :]
+        self.images, self.rows = self.sides = keys[: len(source.image_ids)], keys[len(source.image_ids) :]
 
     @classmethod
-    def choose(cls, source: Images, joined: InputTable, on: On | None) -> Self:
+    def choose(cls, source: ColumnReader, joined: InputTable, on: On | None) -> Self:
         """Return the keys in the columns that ``on`` names, by default in common columns."""
         return cls(source, joined, _choose_pairs(source, joined, on))
 
@@ -126,10 +126,10 @@ def match_rows(keys: Array, requests: Array) -> Array:
     return np.where(requests < 0, -1, rows)
 
 
-def refuse_contradiction(source: Images, joined: InputTable, images: Array, rows: Array) -> None:
+def refuse_contradiction(source: ColumnReader, joined: InputTable, images: Array, rows: Array) -> None:
     """Raise `MetadataError` if an image and the table row with its id have different plates, wells or sites."""
     # Ids such as ``image-00000`` occur in many collections. ``images`` and ``rows`` are pairs, -1 without a match.
-    for name in set(NAMED_BY) & set(source.column_names) & set(joined.table.column_names):
+    for name in set(NAMED_BY) & set(source.names) & set(joined.table.column_names):
         keys = JoinKeys(source, joined, [(name, name)])
         ours, theirs = keys.images[images], keys.rows[rows]
         differs = (images >= 0) & (rows >= 0) & (ours >= 0) & (theirs >= 0) & (ours != theirs)
@@ -173,12 +173,12 @@ def _named_pairs(on: Any) -> Pairs:
     return [(name, name) for name in (on if isinstance(on, Sequence) and not isinstance(on, str) else [on])]
 
 
-def _choose_pairs(source: Images, joined: InputTable, on: On | None) -> Pairs:
+def _choose_pairs(source: ColumnReader, joined: InputTable, on: On | None) -> Pairs:
     """Return the columns to join by; raise an error if the table may number the fields of a plate differently."""
     # Sites of plates count from 1, paths of fields often from 0.
     pairs: Pairs = _column_pairs(source, joined, on)
     names = dict(pairs)
-    ours = source.column_table([name for name in source.column_names if name in (SITE, FIELD)])
+    ours = source.select([name for name in source.names if name in (SITE, FIELD)])
     are_plates = [_is_plate(table) for table in (ours, joined.table)]
     if any(are_plates) and on is None and {SITE, FIELD} <= set(names):
         pairs = [pair for pair in pairs if pair[0] != FIELD]  # The site is equivalent.
@@ -191,14 +191,14 @@ def _choose_pairs(source: Images, joined: InputTable, on: On | None) -> Pairs:
     return pairs
 
 
-def _column_pairs(source: Images, joined: InputTable, on: On | None) -> Pairs:
+def _column_pairs(source: ColumnReader, joined: InputTable, on: On | None) -> Pairs:
     """Return pairs of a name in the source and a name in the table, by default those of common columns."""
-    left_names, right_names = source.column_names, joined.table.column_names
+    left_names, right_names = source.names, joined.table.column_names
     if on is None:
         in_table = set(right_names)
         shared = [name for name in left_names if name in in_table]
         metadata = [name for name in shared if name.startswith(_METADATA)]
-        tables = source.column_table(metadata), joined.table
+        tables = source.select(metadata), joined.table
         common = [name for name in metadata if all(table[name].null_count < len(table) for table in tables)]
         common = [IMAGE_ID] if IMAGE_ID in right_names else common or [name for name in shared if name == IMAGE_NUMBER]
         if not common:
@@ -232,7 +232,7 @@ def _is_plate(columns: pa.Table) -> bool:
     return bool(is_numbered.any() and np.isin((sites - _numbers_of(columns[FIELD]))[is_numbered], (0, 1)).all())
 
 
-def _refuse_sites(source: Images, joined: InputTable, pairs: Pairs, plate: int) -> None:
+def _refuse_sites(source: ColumnReader, joined: InputTable, pairs: Pairs, plate: int) -> None:
     """Raise `MetadataError` if a site is 0 or above the largest of its plate: that of images (0) or the table (1)."""
     others = [pair for pair in pairs if pair[0] != SITE]
     column = dict(pairs)[SITE]
@@ -255,7 +255,7 @@ def _refuse_sites(source: Images, joined: InputTable, pairs: Pairs, plate: int) 
         raise MetadataError(problem, path=source.path, image=index, remedy=remedy)
 
 
-def _refuse_paths(source: Images, joined: InputTable, pairs: Pairs) -> None:
+def _refuse_paths(source: ColumnReader, joined: InputTable, pairs: Pairs) -> None:
     """Raise `MetadataError` if only one of images and table has a path 0, since the other one may have sites."""
     others = [pair for pair in pairs if pair[0] != FIELD]
     keys = JoinKeys(source, joined, others)
@@ -269,23 +269,24 @@ def _refuse_paths(source: Images, joined: InputTable, pairs: Pairs) -> None:
 
 def with_columns(source: Images, columns: Any, on: On | None, types: ColumnTypes) -> Images:
     """Return ``source`` with the columns of a joined table added; see `omearrow_ds.open_images`."""
-    needed = {IMAGE_ID, IMAGE_NUMBER, *source.column_names, *column_names_of(on)}
+    stored = source.header.columns
+    needed = {IMAGE_ID, IMAGE_NUMBER, *stored.names, *column_names_of(on)}
     joined = read_input_table(columns, "columns", types, needed)
-    keys = JoinKeys.choose(source, joined, on)
+    keys = JoinKeys.choose(stored, joined, on)
     equal = first_duplicate(keys.images) if keys.pairs[0][0] == IMAGE_ID else None
-    if equal is not None and source.image_ids[equal[0]] != source.image_ids[equal[1]]:
-        problem = f"several images of {source.path} have the same id {keys.describe(equal[0], row=False)}"
+    if equal is not None and stored.image_ids[equal[0]] != stored.image_ids[equal[1]]:
+        problem = f"several images of {stored.path} have the same id {keys.describe(equal[0], row=False)}"
         joined.refuse(f"{problem}, compared as numbers with column {keys.pairs[0][1]!r}", "pass the ids as strings")
     rows = keys.match("row", "aggregate the table, or pass on= with columns that distinguish its rows")
     added = joined.table.drop_columns([right for _, right in keys.pairs])
     row_or_null = pa.array(rows, mask=rows < 0)
     added = added.take(row_or_null) if added.num_columns else added
     is_matched = pa.array(rows >= 0)
-    for name in sorted(set(added.column_names) & {*source.column_names, IMAGE_ID}):
+    for name in sorted(set(added.column_names) & {*stored.names, IMAGE_ID}):
         # Profiles written from these images have equal columns.
-        ours = None if name == IMAGE_ID else source.column(name).filter(is_matched)
+        ours = None if name == IMAGE_ID else stored.column(name).filter(is_matched)
         if ours is None or ours.type != added[name].type or not ours.equals(added[name].filter(is_matched)):
-            problem = f"values of column {name!r} differ from those in {source.path}"
+            problem = f"values of column {name!r} differ from those in {stored.path}"
             joined.refuse(problem, "rename or drop the column, or pass it in on=", MetadataError, name)
         added = added.drop_columns(name)
     without, is_key = np.flatnonzero(rows < 0), keys.rows >= 0

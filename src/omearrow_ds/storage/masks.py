@@ -20,7 +20,7 @@ from omearrow_ds.options import refuse_value
 from omearrow_ds.storage import fields
 from omearrow_ds.storage.collection_source import CollectionSource
 from omearrow_ds.storage.compositions import select_rows, with_label_dtypes
-from omearrow_ds.storage.formats._base import Array, Images
+from omearrow_ds.storage.formats._base import Array, Images, name_stems
 from omearrow_ds.storage.formats._detect import is_hidden
 from omearrow_ds.storage.formats._urls import url_of
 from omearrow_ds.storage.keys import IMAGE_ID, JoinKeys, match_rows, refuse_contradiction
@@ -45,23 +45,26 @@ def open_masks(source: Images, masks: Any, opening: OpenOptions, *, skip_nulls: 
     files), columns of the images (``{well}`` is ``Metadata_Well``), and ``{_}`` for any text. ``opening`` are the
     options that opened the images. With ``skip_nulls``, images may be without a mask.
     """
+    header = source.header
     opened, mask_of = _paired(source, masks, opening)
     opened = with_label_dtypes(opened)
     without = np.flatnonzero(mask_of < 0)
     if len(without) and (not skip_nulls or len(without) == len(mask_of)):
-        images = ", ".join(repr(source.image_ids[number]) for number in without[:_NUM_EXAMPLES].tolist())
+        images = ", ".join(repr(header.image_ids[number]) for number in without[:_NUM_EXAMPLES].tolist())
         more = ", ..." if len(without) > _NUM_EXAMPLES else ""
-        lacking = f"{len(without):,} of {len(mask_of):,} images of {source.path} have no mask: {images}{more}"
-        ids = ", ".join(map(repr, opened.image_ids[:_NUM_EXAMPLES]))
+        lacking = f"{len(without):,} of {len(mask_of):,} images of {header.path} have no mask: {images}{more}"
+        ids = ", ".join(map(repr, opened.header.image_ids[:_NUM_EXAMPLES]))
         remedy = "add masks" + ("" if len(without) == len(mask_of) else ", or pass nulls='skip' to skip these images")
-        raise MetadataError(f"{lacking} (masks: {ids}, ...)", path=opened.path, remedy=remedy)
-    differs = (mask_of >= 0) & (opened.shapes[mask_of] != source.shapes)[:, 3:].any(axis=1)
+        raise MetadataError(f"{lacking} (masks: {ids}, ...)", path=opened.header.path, remedy=remedy)
+    differs = (mask_of >= 0) & (opened.header.shapes[mask_of] != header.shapes)[:, 3:].any(axis=1)
     if differs.any():
         index, mask = int(differs.argmax()), int(mask_of[differs.argmax()])
-        sizes = [" x ".join(map(str, shape[3:])) for shape in (opened.shapes[mask], source.shapes[index])]
-        image = f"{source.image_ids[index]!r} of {source.path} has {sizes[1]} pixels"
-        problem = f"mask {opened.image_ids[mask]!r} has {sizes[0]} pixels but its image {image}"
-        raise MetadataError(problem, path=opened.path, image=mask, remedy="pass masks of the same size as their images")
+        sizes = [" x ".join(map(str, shape[3:])) for shape in (opened.header.shapes[mask], header.shapes[index])]
+        image = f"{header.image_ids[index]!r} of {header.path} has {sizes[1]} pixels"
+        problem = f"mask {opened.header.image_ids[mask]!r} has {sizes[0]} pixels but its image {image}"
+        raise MetadataError(
+            problem, path=opened.header.path, image=mask, remedy="pass masks of the same size as their images"
+        )
     return opened, mask_of
 
 
@@ -72,6 +75,7 @@ def select_masks(masks: Images, mask_of: Array, condition: str) -> tuple[Images,
 
 
 def _paired(source: Images, masks: Any, opening: OpenOptions) -> tuple[Images, Array]:
+    header = source.header
     if isinstance(masks, CollectionSource):
         return masks.images, _by_key(source, masks.images, None)
     is_name = isinstance(masks, str | os.PathLike)
@@ -90,54 +94,58 @@ def _paired(source: Images, masks: Any, opening: OpenOptions) -> tuple[Images, A
     except MissingPathError:
         if not is_name:
             raise
-        columns = [*source.other_image_columns, *(f"labels/{label}" for label in source.label_images())]
+        columns = [*header.other_image_columns, *(f"labels/{label}" for label in source.details.label_names())]
         others = f", or one of {', '.join(map(repr, columns))}" if columns else ""
         raise MissingPathError(
-            f"{source.path}: masks={os.fspath(masks)!r}: no such path or image column{_similar_files(Path(path))}; "
+            f"{header.path}: masks={os.fspath(masks)!r}: no such path or image column{_similar_files(Path(path))}; "
             f"pass a path{others}",
-            path=source.path,
+            path=header.path,
         ) from None
     return opened, _by_key(source, opened, on)
 
 
 def _named(source: Images, name: str, opening: OpenOptions) -> tuple[Images, Array] | None:
     """Return masks that are stored with the images, or in files named by these; None if the name is a path."""
-    if name in source.other_image_columns:
+    header = source.header
+    if name in header.other_image_columns:
         changed = {"image_column": name, "nulls": "skip", "columns": None, "on": None, "column_types": None}
         options: Any = {**opening, **changed}
-        column = open_source(source.requested_path or source.path, are_labels=True, **options)
-        return column, match_rows(column.rows, source.rows)
+        column = open_source(header.requested_path or header.path, are_labels=True, **options)
+        return column, match_rows(column.header.rows, header.rows)
     if "{" in name:
         return _by_name(source, name)
     label = name.removeprefix("labels/")
-    is_stored = label in source.label_images() or (label != name and not Path(name).exists())
+    is_stored = label in source.details.label_names() or (label != name and not Path(name).exists())
     return source.labels(label) if is_stored else None
 
 
 def _by_key(source: Images, masks: Images, on: Any) -> Array:
     """Return the mask of each image, matched by id, or otherwise by plate, well and site."""
-    columns = dict(zip(masks.columns.column_names, masks.columns.columns, strict=True))
-    has_ids = on is not None or not set(source.image_ids).isdisjoint(masks.image_ids)
+    header = masks.header
+    columns = {name: header.columns.column(name) for name in header.columns.names}
+    has_ids = on is not None or not set(source.header.image_ids).isdisjoint(header.image_ids)
     if has_ids:
-        columns[IMAGE_ID] = pa.chunked_array([pa.array(list(masks.image_ids), pa.string())])
-    joined = InputTable(pa.table(columns), str(masks.path))
+        columns[IMAGE_ID] = pa.chunked_array([pa.array(list(header.image_ids), pa.string())])
+    joined = InputTable(pa.table(columns), str(header.path))
     try:
-        keys = JoinKeys.choose(source, joined, on)
+        keys = JoinKeys.choose(source.header.columns, joined, on)
     except ColumnError:
         if has_ids:
             raise
         raise MetadataError(
-            f"{masks.path}: no mask has the id of an image of {source.path}: masks have "
-            f"{list(masks.image_ids[:_NUM_EXAMPLES])}, images have {list(source.image_ids[:_NUM_EXAMPLES])}; pass "
-            f"masks={{'path': ..., 'on': ...}} with common columns, or a file name with braces"
+            f"{header.path}: no mask has the id of an image of {source.header.path}: masks have "
+            f"{list(header.image_ids[:_NUM_EXAMPLES])}, images have "
+            f"{list(source.header.image_ids[:_NUM_EXAMPLES])}; pass masks={{'path': ..., 'on': ...}} with common "
+            f"columns, or a file name with braces"
         ) from None
     mask_of = keys.match("mask", "pass one mask per image")
     if on is None:
-        refuse_contradiction(source, joined, np.arange(len(mask_of)), mask_of)
+        refuse_contradiction(source.header.columns, joined, np.arange(len(mask_of)), mask_of)
     return mask_of
 
 
 def _by_name(source: Images, name: str) -> tuple[Images, Array]:
+    header = source.header
     error = partial(ArgumentError, option="masks", value=name)
     if url_of(name) is not None:
         problem = "is a URL, but names with braces apply only to local files"
@@ -153,27 +161,27 @@ def _by_name(source: Images, name: str) -> tuple[Images, Array]:
     except ValueError as invalid:
         raise error(str(invalid)) from None
     if not len(source):
-        raise MetadataError(f"{source.path}: the collection is empty, so masks cannot be assigned; pass images")
+        raise MetadataError(f"{header.path}: the collection is empty, so masks cannot be assigned; pass images")
     fields_of_template = {field for _, field, _, _ in template if field is not None}
     values: dict[str, list[Any]] = {}
     for field in fields_of_template - {_FIELD, _ANY}:
-        column = next((known for known in (field, column_of(field)) if known in source.column_names), None)
+        column = next((known for known in (field, column_of(field)) if known in header.columns.names), None)
         if column is None:
             raise ColumnError(
-                f"masks={name!r}: {source.path} has no column for {{{field}}}; write one of {source.column_names} in "
+                f"masks={name!r}: {header.path} has no column for {{{field}}}; write one of {header.columns.names} in "
                 f"braces, {{field}} for the id or file name of an image, or {{_}} for any text"
             )
-        values[field] = source.column(column).to_pylist()
+        values[field] = header.columns.column(column).to_pylist()
     names = sorted(os.listdir(folder))  # noqa: PTH208  # Only names are needed.
     files: list[str] = []
     mask_of = np.full(len(source), -1)
     for index in range(len(source)):
         of_image = {field: column[index] for field, column in values.items()}
-        for stem in source.mask_name_stems(index) if _FIELD in fields_of_template else [""]:
+        for stem in name_stems(source, index) if _FIELD in fields_of_template else [""]:
             matches = _matching(template, {**of_image, _FIELD: stem}, names)
             if len(matches) > 1:
                 raise MetadataError(
-                    f"{folder}: several masks match {path.name!r} for image {source.image_ids[index]!r}, e.g. "
+                    f"{folder}: several masks match {path.name!r} for image {header.image_ids[index]!r}, e.g. "
                     f"{matches[0]!r} and {matches[1]!r}; add a distinguishing column in braces to the name"
                 )
             if matches:
@@ -182,13 +190,13 @@ def _by_name(source: Images, name: str) -> tuple[Images, Array]:
                 break
     if not files:
         raise MetadataError(
-            f"{folder}: no file matches {path.name!r} for an image of {source.path}{_similar_files(path)}; correct the "
-            f"name: for image {source.image_ids[0]!r}, {{field}} is {source.mask_name_stems(0)}, other names in braces "
+            f"{folder}: no file matches {path.name!r} for an image of {header.path}{_similar_files(path)}; correct the "
+            f"name: for image {header.image_ids[0]!r}, {{field}} is {name_stems(source, 0)}, other names in braces "
             f"are columns, and {{_}} is any text (converted collections lack file names)"
         )
     masked = np.flatnonzero(mask_of >= 0)
-    ids = [source.image_ids[index] for index in masked.tolist()]
-    sizes = np.unique(source.shapes[masked][:, 3:], axis=0, return_inverse=True)[1].reshape(-1)
+    ids = [header.image_ids[index] for index in masked.tolist()]
+    sizes = np.unique(header.shapes[masked][:, 3:], axis=0, return_inverse=True)[1].reshape(-1)
     numbers = np.arange(len(files))
     grids = list(numbers.reshape(-1, 1, 1, 1))
     mask_fields = fields.Fields(files, grids, ids, pa.table({}), [], numbers, kinds=sizes.tolist())

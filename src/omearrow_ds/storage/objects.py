@@ -139,7 +139,7 @@ class ObjectSettings:
         located = self._locate(source, objects, center, box)
         if self.row_filter is None:
             return source, located
-        chosen = located.keep(self.row_filter.choose(CropRows.of_objects(source, located)))
+        chosen = located.keep(self.row_filter.choose(CropRows.of_objects(source.header.columns, located)))
         fields, field_of = np.unique(chosen.fields, return_inverse=True)
         return select_rows(source, fields, self.row_filter.text), replace(chosen, fields=field_of.reshape(-1))
 
@@ -148,18 +148,18 @@ class ObjectSettings:
         # is a center with known names.
         if center is not None and box:
             refuse_value("center", center, f"box={box!r} also sets positions", "pass only one of them")
-        needed = {*_USED_COLUMNS, *source.column_names}
+        needed = {*_USED_COLUMNS, *source.header.columns.names}
         needed.update(*map(column_names_of, (self.on, center, box)))
         joined = read_input_table(objects, "objects", self.types, needed)
         self.types.refuse_unknown()
-        keys = JoinKeys.choose(source, joined, self.on)
+        keys = JoinKeys.choose(source.header.columns, joined, self.on)
         fields = keys.match("object", "pass on= with columns that distinguish the images", are_objects=True)
         without = np.flatnonzero(fields < 0)
         if len(without):
             examples = keys.examples(without, row=True)
             keys.warn(f"{len(without):,} of {len(fields):,} objects have no image and are skipped: {examples}")
         if self.on is None and keys.pairs[0][0] == IMAGE_ID:
-            refuse_contradiction(source, joined, fields, np.arange(len(fields)))
+            refuse_contradiction(source.header.columns, joined, fields, np.arange(len(fields)))
         boxed = box is not None and box is not False
         names, positions = _positions(joined, *((_BOX, None if box is True else box) if boxed else (_CENTER, center)))
         table = joined.table
@@ -188,14 +188,14 @@ class CropRows(ColumnReader):
     """
 
     def __init__(
-        self, source: Images, own: Objects | pa.Table, fields: Array, name_rows: Callable[[], list[str]]
+        self, source: ColumnReader, own: Objects | pa.Table, fields: Array, name_rows: Callable[[], list[str]]
     ) -> None:
         self.path, self._own, self._fields, self._name_rows = source.path, own, fields, name_rows
-        self.source: Images | None = source
+        self.source: ColumnReader | None = source
         self.objects = own if isinstance(own, Objects) else None
 
     @classmethod
-    def of_objects(cls, source: Images, objects: Objects) -> Self:
+    def of_objects(cls, source: ColumnReader, objects: Objects) -> Self:
         return cls(source, objects, objects.fields, partial(object_ids, objects, source.image_ids))
 
     @property
@@ -208,22 +208,22 @@ class CropRows(ColumnReader):
         return self._name_rows()
 
     @cached_property
-    def column_schema(self) -> pa.Schema:
+    def schema(self) -> pa.Schema:
         assert self.source is not None
         own = set(self._own.schema.names)
-        return pa.schema([*self._own.schema, *(field for field in self.source.column_schema if field.name not in own)])
+        return pa.schema([*self._own.schema, *(field for field in self.source.schema if field.name not in own)])
 
-    def _read_columns(self, names: list[str]) -> pa.Table:
+    def _read(self, names: list[str]) -> pa.Table:
         assert self.source is not None
         known = set(self._own.schema.names)
         own = [name for name in names if name in known]
-        of_images = self.source.column_table([name for name in names if name not in known])
+        of_images = self.source.select([name for name in names if name not in known])
         of_images = of_images.take(pa.array(self._fields)) if of_images.num_columns else of_images
         of_objects = self._own.select(own) if own else pa.table({})
         return pa.table({name: (of_objects if name in known else of_images)[name] for name in names})
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {name: value for name, value in vars(self).items() if name not in ("image_ids", "columns")}
+        state = {name: value for name, value in vars(self).items() if name not in ("image_ids", "table")}
         return {**state, "source": None}
 
 
@@ -287,7 +287,7 @@ def _axes_of(joined: InputTable, num_axes: int) -> tuple[int, int]:
 
 def _refuse_outside(source: Images, objects: Objects, names: Sequence[str]) -> None:
     """Raise `MetadataError` for objects outside their image, as columns may be swapped or have another unit."""
-    sizes, positions, are_boxes = source.shapes[objects.fields][:, 3:], objects.positions, objects.are_boxes
+    sizes, positions, are_boxes = source.header.shapes[objects.fields][:, 3:], objects.positions, objects.are_boxes
     starts, stops = (positions[:, ::2], positions[:, 1::2]) if are_boxes else (positions + 0.5, positions + 0.5)
     is_outside = ((starts < 0) | (stops > sizes) | (are_boxes & (starts >= stops))).any(axis=1)
     if not is_outside.any():
@@ -296,7 +296,7 @@ def _refuse_outside(source: Images, objects: Objects, names: Sequence[str]) -> N
     height, width = sizes[first].tolist()
     subject = "box (y0, y1, x0, x1)" if are_boxes else "center (Y, X)"
     values = ", ".join(f"{value:g}" for value in positions[first])
-    image_id = source.image_ids[int(objects.fields[first])]
+    image_id = source.header.image_ids[int(objects.fields[first])]
     objects.joined.refuse(
         f"{count(int(is_outside.sum()), 'object')} of {len(positions):,} are outside their image, first in row "
         f"{objects.rows[first]}: the {subject} in {', '.join(map(repr, names))} is ({values}) but image {image_id!r} "

@@ -26,7 +26,7 @@ _ABSENT = "__HIVE_DEFAULT_PARTITION__"  # Hive's folder name for null.
 _HIDDEN = ("_", ".")  # Prefixes of names that readers of partitioned tables ignore.
 _LOGS = {"_delta_log": "Delta", ".hoodie": "Hudi"}
 _MOST_ENTRIES = 10**6
-_METADATA, _HINT, _FOLDER = ".metadata.json", "version-hint.text", "metadata"
+ICEBERG_METADATA, _HINT, _FOLDER = ".metadata.json", "version-hint.text", "metadata"
 _ELSEWHERE = "write.metadata.path"  # Property of tables whose metadata is outside their folder.
 _REWRITE = "(Spark: CALL system.rewrite_data_files)"
 _VERSION = re.compile(r"v?(\d+)")
@@ -198,27 +198,24 @@ def _with_images(path: Path, parts: Sequence[Part], opening: Callable[..., Image
 
 def metadata_of(path: Path) -> Path | None:
     """Return the newest metadata file of the Iceberg table at a folder or metadata file; None for other paths."""
-    if is_metadata_file(path):
+    if path.name.endswith(ICEBERG_METADATA):
         return path
     folder = path if (path / _HINT).is_file() else path / _FOLDER
     if not path.is_dir() or not _metadata_files(folder):
         return None
     if (folder / _HINT).is_file():
         hint = (folder / _HINT).read_text(encoding="utf-8", errors="replace").strip()
-        named = hint if hint.endswith(_METADATA) else f"{'v' if hint.isdecimal() else ''}{hint}{_METADATA}"
-        return folder / Path(named).name
+        if not hint.endswith(ICEBERG_METADATA):
+            hint = f"{'v' if hint.isdecimal() else ''}{hint}{ICEBERG_METADATA}"
+        return folder / Path(hint).name
     *others, newest = sorted(_metadata_files(folder), key=_version)
     if others and _version(others[-1]) == _version(newest):
         refuse(path, f"{others[-1].name} and {newest.name} have the same highest version", "pass one of these files")
     return newest
 
 
-def is_metadata_file(path: Path) -> bool:
-    return path.name.endswith(_METADATA)
-
-
 def _metadata_files(folder: Path) -> list[Path]:
-    return [file for file in folder.glob(f"*{_METADATA}") if not _detect.is_hidden(file.name)]
+    return [file for file in folder.glob(f"*{ICEBERG_METADATA}") if not _detect.is_hidden(file.name)]
 
 
 def parts_of_table(metadata: Path) -> list[Part]:

@@ -26,7 +26,7 @@ from numpy.lib.array_utils import byte_bounds
 
 from omearrow_ds.errors import FormatError, OMEArrowDSError, PathExistsError, WriteError
 from omearrow_ds.storage.concat import Index, Open
-from omearrow_ds.storage.formats._base import Array, Images
+from omearrow_ds.storage.formats._base import Array, Images, outline_of
 from omearrow_ds.storage.formats._error_translation import MALFORMED, refuse, translate_errors
 from omearrow_ds.storage.formats._stored import LOOKED_AT
 from omearrow_ds.storage.hashes import digest_of, hash_of
@@ -149,12 +149,19 @@ class PartsTarget:
     def add(self, number: int, path: Path, failed: Sequence[Mapping[str, str]]) -> PartRecord:
         """Add a part written to a temporary path, unless one with its number is recorded; return the first record."""
         with closing(self.open_part(path)) as source:
-            name = f"{number:05d}-{hash_of(path)}{source.format.suffix}"
-            runs = find_byte_runs(source) if "ranges" in source.format.remote_access else []
+            name = f"{number:05d}-{hash_of(path)}{source.header.format.suffix}"
+            runs = find_byte_runs(source) if "ranges" in source.header.format.remote_access else []
             part = PublishedPart(name, len(source), path_size(path), runs)
-            record = PartRecord(part, failed, source.outline().as_json())
+            record = PartRecord(part, failed, outline_of(source).as_json())
             starts = [*[0] * (number + 1), len(source)]  # All parts before it have no images in this index.
-            index = Index(starts, source.image_ids, source.shapes, source.dtypes, source.columns, source.checksums)
+            index = Index(
+                starts,
+                source.header.image_ids,
+                source.header.shapes,
+                source.header.dtypes,
+                source.header.columns.table,
+                source.header.columns.checksums,
+            )
             with self.store.temporary(INDEX) as index_file:
                 write_index(index_file, index)
                 self.store.put(_index_name(name), index_file)
@@ -244,7 +251,7 @@ class PartsTarget:
 
 def find_byte_runs(source: Images) -> list[ByteRun]:
     """Return the offsets of images that a local file stores as in memory, with checksums; else an empty list."""
-    checksums = source.checksums
+    checksums = source.header.columns.checksums
     stacks = None if checksums is None or checksums.null_count else source.mapped_stacks()
     if stacks is None or stacks.file is None:
         return []

@@ -157,7 +157,7 @@ class PublishedParts(Parts):
     def _open_checked(self, number: int) -> Images:
         self.guard.refuse_changed()
         images = super()._open_checked(number)
-        if images.image_ids != self.index.image_ids[self.starts[number] : self.starts[number + 1]]:
+        if images.header.image_ids != self.index.image_ids[self.starts[number] : self.starts[number + 1]]:
             images.close()
             raise FormatError(f"{self.paths[number]}: image ids differ from those in {INDEX}; restore the part")
         return images

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,16 @@ from omearrow_ds.storage.extents import Regions, Targets
 from omearrow_ds.storage.formats import FILE_FORMAT_NAMES, Format
 from omearrow_ds.storage.formats._base import (
     Array,
+    Details,
+    Header,
     Images,
     PartLayout,
     crop_images,
     forwarded,
     read_distinct,
+    stored_size,
 )
+from omearrow_ds.storage.formats._columns import ImageColumns
 from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
 from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
@@ -61,20 +65,31 @@ _Known = tuple[Sequence[str], Array, Sequence[np.dtype[Any]], pa.ChunkedArray]  
 class RangedPartSource(Images):
     """Images fetched by byte range from a part, which ``open_whole`` opens only for metadata; not verified."""
 
-    fetches = True
     metadata = forwarded("_whole.metadata")
-    mask_name_stems = forwarded("_whole.mask_name_stems")
-    storage_info = forwarded("_whole.storage_info")
 
     def __init__(
         self, path: Path, fmt: Format, part: PublishedPart, remote: ObjectStore, known: _Known, open_whole: Open
     ) -> None:
-        self.path, self.guard = path, FileGuard(path)
-        self.name = fmt.name
-        self.image_ids, self.shapes, self.dtypes, self.checksums = known
+        image_ids, shapes, dtypes, checksums = known
+        self.header = Header(
+            format=fmt,
+            path=path,
+            guard=FileGuard(path),
+            image_ids=image_ids,
+            shapes=shapes,
+            dtypes=dtypes,
+            columns=ImageColumns(path, image_ids, pa.table({}), None, lambda: checksums),
+            row_count=len(image_ids),
+        )
+
+        def find_storage() -> Stored:
+            with closing(open_whole(path)) as whole:
+                return whole.details.storage_info()
+
+        self.details = Details(storage_info=find_storage, files=lambda: iter(()))
         self._part, self._remote, self._open_whole = part, remote, open_whole
 
-    def read_arrays(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
+    def read(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
         del out
         return read_distinct(self._fetch, rows) if regions is None else crop_images(self, rows, regions)
 
@@ -88,7 +103,8 @@ class RangedPartSource(Images):
 
     def _locate(self, index: int) -> tuple[int, PieceLayout]:
         """Return the offset of the first pixel of an image, and its layout."""
-        row, shape, dtype = index, tuple(self.shapes[index].tolist()), self.dtypes[index].newbyteorder("<")
+        row, header = index, self.header
+        shape, dtype = tuple(header.shapes[index].tolist()), header.dtypes[index].newbyteorder("<")
         for run in self._part.places:
             if row < run.images * run.times:
                 repeat, position = divmod(row, run.images)
@@ -100,11 +116,11 @@ class RangedPartSource(Images):
                 break
             row -= run.images * run.times
         problem = f"the byte range of image {index} in the manifest is outside the part"
-        raise FormatError(problem, path=self.path, image=index, remedy="restore the manifest")
+        raise FormatError(problem, path=self.header.path, image=index, remedy="restore the manifest")
 
     @cached_property
     def _whole(self) -> Images:
-        return self._open_whole(self.path)
+        return self._open_whole(self.header.path)
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a single part cannot be pickled; pickle its collection")
@@ -304,7 +320,7 @@ class RemoteParts(PublishedParts):
             return VerifiedSource(RangedPartSource(path, self.format, part, self._fetcher.remote, known, open_ranged))
         with suppress(FormatError):  # The compression needs whole parts; or it is damaged, which its hash detects.
             source = open_ranged(path)
-            if source.stored_size()[1] == part.size_bytes:
+            if stored_size(source)[1] == part.size_bytes:
                 return source
             source.close()
         return None

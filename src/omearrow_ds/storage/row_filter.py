@@ -216,7 +216,7 @@ class RowFilter:
     def choose(self, rows: ColumnReader) -> Array:
         """Return the sorted indices of the rows for which the condition is true; rows with null are not selected."""
         # Only the columns of the condition are read. Ids are the column ``image_id``, unless there is another one.
-        known = rows.column_names
+        known = rows.names
         if self._parsed is not None:
             names = self._names
         elif "FieldPath(" in self.text:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import warnings
@@ -30,7 +31,7 @@ from omearrow_ds.storage.joined_parts import MixedColumnError, Part, joined
 from omearrow_ds.storage.keys import with_columns
 from omearrow_ds.storage.manifest import is_published
 from omearrow_ds.storage.part_cache import PartCache
-from omearrow_ds.storage.part_files import is_metadata_file, is_path, is_several, open_below, open_several
+from omearrow_ds.storage.part_files import ICEBERG_METADATA, is_path, is_several, open_below, open_several
 from omearrow_ds.storage.parts_stores import is_unfinished, parts_store
 from omearrow_ds.storage.parts_target import PartsTarget
 from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, Paths, StrPath
@@ -38,7 +39,7 @@ from omearrow_ds.storage.published_parts import open_published
 from omearrow_ds.storage.remote import Storage
 from omearrow_ds.storage.remote_parts import RemoteParts
 from omearrow_ds.storage.row_filter import RowFilter
-from omearrow_ds.storage.table_files import ColumnTypes, is_csv
+from omearrow_ds.storage.table_files import CSV_SUFFIXES, ColumnTypes
 from omearrow_ds.storage.tables import open_with
 from omearrow_ds.storage.urls import BucketReader, open_stored_url, open_url, urls_of
 from omearrow_ds.storage.verified import VerifiedSource
@@ -190,9 +191,7 @@ def open_source(
     Label images may also be of the dtypes that `omearrow_ds.storage.compositions.LabelSource` reads. With
     ``skip_errors``, files that cannot be read, or differ from most in shape or dtype, are an error when they are read.
     """
-    refuse_unknown(opening, OpenOptions.__annotations__, str(path))
-    passed: dict[str, Any] = {name: value for name, value in opening.items() if value is not None}
-    options = OpenSettings(**passed).chosen
+    options = OpenSettings.checked(opening, OpenOptions.__annotations__, str(path)).chosen
     columns, on, verify = options.pop("columns", None), options.pop("on", None), options.pop("verify", None)
     condition = options.pop("filter", None)
     row_filter = None if condition is None else RowFilter(condition)
@@ -211,7 +210,7 @@ def open_source(
     if types:
         types.refuse_unknown()
     if row_filter is not None:
-        source = select_rows(source, row_filter.choose(source), row_filter.text)
+        source = select_rows(source, row_filter.choose(source.header.columns), row_filter.text)
     if verify:
         source = VerifiedSource(source)
     reopening: dict[str, Any] = {**opening, "column_types": types or None}
@@ -219,9 +218,9 @@ def open_source(
         if isinstance(reopening.get(name), str | os.PathLike):
             reopening[name] = _absolute(reopening[name])
     reopening |= {"are_labels": are_labels, "skip_errors": skip_errors}
-    source.requested_path = path
+    source.header.requested_path = path
     same_path = path if isinstance(path, Path) and path.is_absolute() else _absolute(path)
-    source.opened_by = partial(open_source, same_path, format, **reopening)
+    source.header.opened_by = partial(open_source, same_path, format, **reopening)
     return source
 
 
@@ -230,8 +229,10 @@ def _open_paths(path: Paths, format_name: str | None, options: Mapping[str, Any]
 
     A column that is text in one text table and numeric in another is read as text in all of them.
     """
+    if isinstance(path, str | os.PathLike) and not glob.has_magic(str(path)):
+        return _open_one(path, format_name, **options)
     several = is_several(path)
-    is_glob_of_urls = several and _is_url(path)
+    is_glob_of_urls = several and isinstance(path, str | os.PathLike) and url_of(path) is not None
     is_local = several and isinstance(path, str | os.PathLike) and not is_glob_of_urls
     urls = urls_of(path, _bucket_reader(options)) if several and not is_local else None
     try:
@@ -250,10 +251,6 @@ def _open_paths(path: Paths, format_name: str | None, options: Mapping[str, Any]
     refuse_open_table(path)
     allowed, remedy = "the path of a collection, a list of paths, or a glob pattern", "pass one of these"
     raise ArgumentError(option="path", value=path, allowed=allowed, remedy=remedy)
-
-
-def _is_url(path: Any) -> bool:
-    return isinstance(path, str | os.PathLike) and url_of(path) is not None
 
 
 def _open_urls(path: Any, urls: Sequence[Url], format_name: str | None, options: Mapping[str, Any]) -> Images:
@@ -293,6 +290,7 @@ def _open_one(
             f"applies only to URLs, not to {location}",
         )
         _bucket_reader(of_urls)  # Raises an error if the storage has another type.
+    is_listing = of_files or location.name.lower().endswith(CSV_SUFFIXES)
     refuse_odd_name(location)
     if isinstance(location, Url) and not is_parts(location):
         reach = _bucket_reader(of_urls)
@@ -301,7 +299,7 @@ def _open_one(
     with translate_errors(location, "a collection of images", (OSError,)):
         if not is_url and not location.exists():
             raise missing(path)
-        fields_source = open_listing(of_files) if of_files or is_csv(location) else None
+        fields_source = open_listing(of_files) if is_listing else None
         is_complete = fields_source is None and (is_url or (location.is_dir() and is_published(location)))
         if fields_source is None and not is_complete and location.is_dir() and is_unfinished(location):
             parts_target(location).refuse_unfinished()
@@ -322,7 +320,7 @@ def _open_one(
                 refuse_options(of_urls, f"applies only to URLs, not to {location}")
             return source
     unused = {name: given[name] for name in ("engine", "image_column", "level", "table") if given.get(name)}
-    unused |= {"format": format_name} if format_name not in (None, fields_source.format.name) else {}
+    unused |= {"format": format_name} if format_name not in (None, fields_source.header.format.name) else {}
     refuse_options(unused, f"images of {location} are joined from TIFF files")
     return fields_source
 
@@ -412,7 +410,7 @@ def _open_stored(
     """
     with translate_errors(location, "a collection of images", (OSError,)):
         named = None if format_name is None else get_format(format_name)
-        fmt = found_at(location) if named is None and not is_metadata_file(location) else named
+        fmt = found_at(location) if named is None and not location.name.endswith(ICEBERG_METADATA) else named
         if fmt is None or (location.is_dir() and not fmt.is_folder):
             options: dict[str, Any] = {"engine": engine, "image_column": image_column, "nulls": nulls, "level": level}
             opened = table_path(location, table) if fmt is None and location.is_dir() else None
@@ -617,9 +615,11 @@ def convert(
     if is_path(src):
         fields.warn_of_layout(src, opening)
     with opened("src", src, opening, skip_errors=settings.skips_errors) as source:
-        if is_path(src) and source.other_image_columns and opening.get("image_column") is None:
-            left = ", ".join(map(repr, source.other_image_columns))
-            problem = f"{source.path}: only images of {source.image_column[0]!r} are converted, not of {left}"
+        if is_path(src) and source.header.other_image_columns and opening.get("image_column") is None:
+            left = ", ".join(map(repr, source.header.other_image_columns))
+            problem = (
+                f"{source.header.path}: only images of {source.header.image_column[0]!r} are converted, not of {left}"
+            )
             warnings.warn(f"{problem}; pass image_column= to choose", UserWarning, stacklevel=2)
         refuse_over_source(source, dst)
         target = Target.choose(dst, format, settings)
@@ -627,7 +627,7 @@ def convert(
         if is_parts(target.path):
             write_parts(material, target, settings)
             return
-        write(material.in_order(), target, source.columns, len(source), progress=progress)
+        write(material.in_order(), target, source.header.columns.table, len(source), progress=progress)
 
 
 def opened(
@@ -713,16 +713,17 @@ def refuse_opening_again(opening: OpenOptions, kind: str) -> None:
 
 def refuse_over_source(src: Images, dst: StrPath) -> None:
     """Raise `PathExistsError` if writing to ``dst`` would overwrite the source, or add a file to the source folder."""
+    header = src.header
     url = url_of(dst)
     if url is not None:
-        if src.path == url:
+        if header.path == url:
             raise PathExistsError(f"{dst}: the target is the source; choose another URL")
         return
     target = Path(dst).resolve()
     if target.exists():
-        is_inside = any(file.resolve() == target for file in src.stored_files())
-        if is_inside or src.path.resolve().is_relative_to(target):
+        is_inside = any(file.resolve() == target for file in src.details.files())
+        if is_inside or header.path.resolve().is_relative_to(target):
             raise PathExistsError(f"{dst}: the target is or contains the source; choose another path")
-    of_parts = src.path.is_dir() and src.format.kind == "table" and not src.format.is_folder
-    if of_parts and target.is_relative_to(src.path.resolve()):
+    of_parts = header.path.is_dir() and header.format.kind == "table" and not header.format.is_folder
+    if of_parts and target.is_relative_to(header.path.resolve()):
         raise PathExistsError(f"{dst}: the target is inside the source folder; choose another path")

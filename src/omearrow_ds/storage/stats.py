@@ -207,18 +207,19 @@ def stats(
 def _measured(
     source: Images, of_dataset: Sequence[int] | None, names: tuple[str, ...], *, verify: bool, progress: bool
 ) -> Stats:
-    by = source.column_table(names)
+    header = source.header
+    by = header.columns.select(names)
     for name, kind in zip(names, by.schema.types, strict=True):
         if pa.types.is_nested(kind):
             problem, remedy = f"column {name!r} is of type {kind}", "pass a column of strings, numbers or times"
-            raise ColumnError(problem, path=source.path, column=name, remedy=remedy)
+            raise ColumnError(problem, path=header.path, column=name, remedy=remedy)
     indices = range(len(source)) if of_dataset is None else of_dataset
     if not len(indices):
-        refuse(source.path, "has no images to measure", "pass a collection with images")
+        refuse(header.path, "has no images to measure", "pass a collection with images")
     checked = verified_where_stored(source) if verify else source
     images = (image for _, images in checked.stream() for image in images)
     if of_dataset is not None:
-        images = (checked.read_arrays([index])[0] for index in indices)
+        images = (checked.read([index])[0] for index in indices)
     keys = list(zip(*(column.to_pylist() for column in by.columns), strict=True)) or [()] * len(source)
     groups: dict[tuple[Any, ...], list[tuple[str, _Values]]] = {}
     images = tqdm(images, total=len(indices), unit="image", disable=not progress)
@@ -231,7 +232,7 @@ def _measured(
             expected, values = channels[channel]
             if kind != expected:
                 problem = f"image {index} is {image.dtype}, but previous images have another dtype"
-                raise FormatError(problem, path=source.path, image=index, remedy="measure them separately, with by=")
+                raise FormatError(problem, path=header.path, image=index, remedy="measure them separately, with by=")
             values.add(image[:, channel])
     labels = [*channel_names(source, indices), *[None] * max(map(len, groups.values()))]
     rows = [
@@ -241,7 +242,7 @@ def _measured(
     ]
     schema = pa.schema([*by.schema, *_SCHEMA])
     table = pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
-    return Stats(source.path, names, table)
+    return Stats(header.path, names, table)
 
 
 def channel_names(source: Images, picked: Sequence[int]) -> list[str | None]:
@@ -253,7 +254,7 @@ def channel_names(source: Images, picked: Sequence[int]) -> list[str | None]:
         if longest[: len(shorter)] != shorter:
             problem = f"image {picked[position]} has the channels {names} but a previous image has {longest}"
             remedy = "measure images with different channels separately"
-            raise FormatError(problem, path=source.path, image=picked[position], remedy=remedy)
+            raise FormatError(problem, path=source.header.path, image=picked[position], remedy=remedy)
     return longest
 
 

@@ -52,10 +52,6 @@ _FEW = 4
 _EXACT, _LARGE = 2**53, 2.0**63  # Whole numbers below the first are exact in float64, and below the second fit int64.
 
 
-def is_csv(path: Path) -> bool:
-    return path.name.lower().endswith(CSV_SUFFIXES)
-
-
 class TableFile:
     """A table in a Parquet, CSV or TSV file, by its suffix; messages name it ``shown_path``, by default ``path``."""
 

@@ -30,7 +30,7 @@ from omearrow_ds.storage.part_cache import PartCache, PinnedFile, write_all
 from omearrow_ds.storage.part_files import has_hidden
 from omearrow_ds.storage.protocol import Paths
 from omearrow_ds.storage.remote import ObjectStore, ObjectVersion, RetryDeadline, Storage, TransientError, s3_settings
-from omearrow_ds.storage.table_files import ColumnTypes, is_csv
+from omearrow_ds.storage.table_files import CSV_SUFFIXES, ColumnTypes
 from omearrow_ds.storage.tables import open_with
 
 _MAX_RUNNING = 8  # Concurrent fetches of objects.
@@ -272,7 +272,7 @@ def open_url(
                 raise ArgumentError(problem, path=url, option=option, value=value, remedy=remedy)
             return listed.open_fields(url, of_files, reach, types, copy, skip_errors=skip_errors)
 
-    if of_files or is_csv(url):
+    if of_files or url.name.lower().endswith(CSV_SUFFIXES):
         _refuse_cache(url, reach)
         return open_fields()
     try:

@@ -23,6 +23,7 @@ from omearrow_ds.storage.formats._base import (
     Images,
     ImagesWrapper,
     crop_images,
+    decode_into,
     images_per_cache_block,
 )
 from omearrow_ds.storage.hashes import KIND, checksum_of
@@ -39,13 +40,15 @@ class VerifiedSource(ImagesWrapper):
     """
 
     def __init__(self, source: Images, *, gaps: bool = False) -> None:
-        if source.checksums is None and len(source):
+        header = source.header
+        checksums = header.columns.checksums
+        if checksums is None and len(source):
             problem = "the collection has no checksums"
             remedy = "write or convert it with checksum=True, or pass verify=False"
-            raise ArgumentError(problem, path=source.path, option="verify", value=True, remedy=remedy)
+            raise ArgumentError(problem, path=header.path, option="verify", value=True, remedy=remedy)
         super().__init__(source)
         self._gaps = gaps
-        self._known: list[str | None] = [] if source.checksums is None else self._compared(source.checksums)
+        self._known: list[str | None] = [] if checksums is None else self._compared(checksums)
 
     def _compared(self, checksums: pa.ChunkedArray) -> list[str | None]:
         """Return the checksums, with None for images without one if ``gaps`` are allowed."""
@@ -56,76 +59,82 @@ class VerifiedSource(ImagesWrapper):
             checksum = known[index]
             problem = "no checksum" if checksum is None else f"a checksum of an unknown kind, {checksum[:40]!r}"
             remedy = "restore it, update omearrow-ds, or pass verify=False to read it unverified"
-            raise FormatError(f"image {index} has {problem}", path=self.path, image=index, remedy=remedy)
+            raise FormatError(f"image {index} has {problem}", path=self.header.path, image=index, remedy=remedy)
         return known
 
-    def _check(self, indices: Iterable[int], images: Array | Sequence[Array], subject: str = "") -> None:
+    def check(self, indices: Iterable[int], images: Array | Sequence[Array], subject: str = "") -> None:
         """Compare ``images`` with the checksums of the images at ``indices``."""
         for index, image in zip(indices, images, strict=True):
             known = self._known[index]
             if known is not None and checksum_of(image) != known:
                 problem = (
-                    f"image {index} ({self.image_ids[index]!r}) differs from the original: pixels, shape or dtype do "
-                    f"not match its checksum in column {schema.CHECKSUM_COLUMN!r}"
+                    f"image {index} ({self.header.image_ids[index]!r}) differs from the original: pixels, shape or "
+                    f"dtype do not match its checksum in column {schema.CHECKSUM_COLUMN!r}"
                 )
-                raise ChecksumError(problem, path=subject or self.path, image=index, remedy="restore it from a copy")
+                raise ChecksumError(
+                    problem, path=subject or self.header.path, image=index, remedy="restore it from a copy"
+                )
 
     def check_all(self, images: ImageBuffer, subject: str = "", done: Done | None = None) -> None:
         """Raise `ChecksumError` if any ``images[index]`` does not match the checksum of image ``index``."""
-        step = images_per_cache_block(self.shapes, self.dtypes)
+        step = images_per_cache_block(self.header.shapes, self.header.dtypes)
         for first in range(0, len(self), step):
             part = range(first, min(first + step, len(self)))
-            self._check(part, [images[index] for index in part], subject)
+            self.check(part, [images[index] for index in part], subject)
             if done is not None:
                 done(part.start, part.stop)
 
-    def read_arrays(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
+    def read(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
         if regions is not None:
             return crop_images(self, rows, regions)
         # Hashing would copy arrays that are not contiguous, and `read` would copy them again.
-        images = list(map(np.ascontiguousarray, self._source.read_arrays(rows, out=out)))
-        self._check(rows, images)
+        images = list(map(np.ascontiguousarray, self.source.read(rows, out=out)))
+        self.check(rows, images)
         return images
 
     def stream(self) -> Iterator[Block]:
-        for start, images in self._source.stream():
-            self._check(range(start, start + len(images)), images)
+        for start, images in self.source.stream():
+            self.check(range(start, start + len(images)), images)
             yield start, images
 
-    def decode_into(self, images: ImageBuffer, done: Done | None = None) -> None:
-        """Decode each image once into ``images[index]``, and verify it while it is in the CPU cache.
-
-        Large images are checked in a thread during decoding; for small ones, hashing would hold the GIL.
-        """
-        use_thread = len(self) > 0 and images[0].nbytes > _LOCKED_BYTES
-        pending: deque[Future[None]] = deque()
-        with ThreadPoolExecutor(1, "omearrow_ds-checksums") if use_thread else nullcontext() as threads:
-
-            def check(first: int, stop: int) -> None:
-                part = range(first, stop)
-                views = [images[index] for index in part]
-                if threads is None:
-                    self._check(part, views)
-                else:
-                    pending.append(threads.submit(self._check, part, views))
-                    while pending[0].done() and len(pending) > 1:
-                        pending.popleft().result()
-                if done is not None:
-                    done(first, stop)
-
-            self._source.decode_into(images, check)
-            for check_result in pending:
-                check_result.result()
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(type(self), gaps=self._gaps), (self._source,)
+        return partial(type(self), gaps=self._gaps), (self.source,)
 
     def __repr__(self) -> str:
-        return f"<verified {self._source!r}>"
+        return f"<verified {self.source!r}>"
+
+
+def decode(images: Images, out: ImageBuffer, done: Done | None = None) -> None:
+    """Decode each image once as `decode_into` does, and verify verified images while they are in the CPU cache.
+
+    Large images are checked in a thread during decoding; for small ones, hashing would hold the GIL.
+    """
+    if not isinstance(images, VerifiedSource):
+        decode_into(images, out, done)
+        return
+    use_thread = len(images) > 0 and out[0].nbytes > _LOCKED_BYTES
+    pending: deque[Future[None]] = deque()
+    with ThreadPoolExecutor(1, "omearrow_ds-checksums") if use_thread else nullcontext() as threads:
+
+        def check(first: int, stop: int) -> None:
+            part = range(first, stop)
+            decoded = [out[index] for index in part]
+            if threads is None:
+                images.check(part, decoded)
+            else:
+                pending.append(threads.submit(images.check, part, decoded))
+                while pending[0].done() and len(pending) > 1:
+                    pending.popleft().result()
+            if done is not None:
+                done(first, stop)
+
+        decode_into(images.source, out, check)
+        for check_result in pending:
+            check_result.result()
 
 
 def verified_where_stored(source: Images) -> Images:
     """Return a source that verifies images that have checksums, or ``source`` itself if no checksums are stored."""
-    if source.checksums is None or isinstance(source, VerifiedSource):
+    if source.header.columns.checksums is None or isinstance(source, VerifiedSource):
         return source
     return VerifiedSource(source, gaps=True)

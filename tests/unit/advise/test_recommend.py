@@ -12,6 +12,7 @@ import stat
 import time
 from dataclasses import replace
 from math import inf
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -335,8 +336,13 @@ def test_sample_is_limited_in_bytes_and_in_time():
     class Many:
         """A hundred thousand images with a read time of 1 s each."""
 
-        path, part_layout, columns = "many", None, pa.table({})
-        shapes, dtypes = np.tile([1, 1, 1, 100, 100], (100_000, 1)), [np.dtype("uint16")] * 100_000
+        header = SimpleNamespace(
+            path="many",
+            part_layout=None,
+            columns=SimpleNamespace(table=pa.table({}), names=[]),
+            shapes=np.tile([1, 1, 1, 100, 100], (100_000, 1)),
+            dtypes=[np.dtype("uint16")] * 100_000,
+        )
 
         def __len__(self):
             return 100_000
@@ -344,7 +350,7 @@ def test_sample_is_limited_in_bytes_and_in_time():
         def metadata(self, index):
             return {}
 
-        def read_arrays(self, rows):
+        def read(self, rows):
             taken.extend(rows)
             clock.now_s += len(rows)
             return [np.zeros((1, 1, 1, 100, 100), np.uint16) for _ in rows]

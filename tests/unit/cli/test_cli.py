@@ -120,7 +120,7 @@ def test_info_decodes_no_pixel(stored, monkeypatch, name):
     path = stored(name, SMOOTH, compression=get_format(name).writer.compressions[-1])
     with open_images(path) as source:
         source_type = type(source.images)
-    for method in ("read_arrays", "stream", "decode_into", "mapped_stacks"):
+    for method in ("read", "stream", "mapped_stacks"):
         monkeypatch.setattr(source_type, method, lambda *_: pytest.fail("pixels were read"))
     assert describe(path).images == 20
 
@@ -254,8 +254,8 @@ def test_convert_stores_checksums(stored, tmp_path, suffix):
     assert "checksums    one per image" in run("info", dst).stdout
     with open_images(dst, verify=True) as source:
         assert all_same(source.take(range(20)), SMOOTH)
-        assert source.images.storage_info() == open_images(dst).images.storage_info()
-        assert source.images.guard.fingerprint == open_images(dst).images.guard.fingerprint
+        assert source.images.details.storage_info() == open_images(dst).images.details.storage_info()
+        assert source.images.header.guard.fingerprint == open_images(dst).images.header.guard.fingerprint
 
 
 def test_convert_replaces_only_when_asked(stored, tmp_path):
@@ -615,7 +615,7 @@ def test_verify_says_which_image_is_not_what_was_written(stored, tmp_path, name)
     assert json.loads(run("verify", path, "--json").stdout)["images"] == 5
     other = [*SMOOTH[:3], SMOOTH[9], SMOOTH[4]]
     with open_images(path) as source:
-        columns = pa.table({"omearrow_ds_checksum": source.images.checksums})
+        columns = pa.table({"omearrow_ds_checksum": source.images.header.columns.checksums})
     forged = tmp_path / "forged.arrow"
     write_images(other, forged)
     table = pa.ipc.open_file(forged).read_all()

@@ -455,6 +455,6 @@ def test_masks_at_a_url_are_reached_as_the_images_are(server):
         _, mask_of = open_masks(images, "s3://bucket/plate.parts", options, skip_nulls=False)
         assert mask_of.tolist() == list(range(12))
         masks, _ = open_masks(images, {"path": "s3://bucket/plate.parts"}, options, skip_nulls=False)
-        np.testing.assert_array_equal(masks.read_arrays([3])[0], IMAGES[3])
+        np.testing.assert_array_equal(masks.read([3])[0], IMAGES[3])
         with raises(ArgumentError, option="masks", path="s3://bucket/masks/{field}.tif"):
             open_masks(images, "s3://bucket/masks/{field}.tif", options, skip_nulls=False)

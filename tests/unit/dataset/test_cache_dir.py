@@ -31,9 +31,12 @@ def decodings(monkeypatch):
     """Count decodings."""
     calls = []
     decode = PixelCache.decode
-    monkeypatch.setattr(
-        PixelCache, "decode", lambda self, *arguments: (calls.append(arguments[0].path), decode(self, *arguments))
-    )
+
+    def counted(self, source, *arguments):
+        calls.append(source.header.path)
+        decode(self, source, *arguments)
+
+    monkeypatch.setattr(PixelCache, "decode", counted)
     return calls
 
 

@@ -605,8 +605,8 @@ def test_one_region_is_read_where_a_store_can(stores):
     dataset = OMEArrowDataset(path, objects=cells([(4, 5)]), crop_size=(3, 3), axes="CZYX", preload=False)
     requests = []
     source = dataset.source
-    read_arrays = source.images.read_arrays
-    source.images.read_arrays = lambda rows, regions: requests.append(regions) or read_arrays(rows, regions)
+    read_arrays = source.images.read
+    source.images.read = lambda rows, regions: requests.append(regions) or read_arrays(rows, regions)
     dataset[0]
     assert [region[3:5] + region[8:] for region in requests[0]] == [[3, 4, 6, 7]]
     assert open_images(path).read(0, region=(3, 6, 4, 7)).shape == (1, 2, 2, 3, 3)

@@ -253,7 +253,7 @@ def test_more_than_is_free_is_refused_before_a_pixel_is_read(device, stores, mon
 
     store = stores["tiff", "uint16"]
     needed = COUNT * int(np.prod(SHAPE)) * 2
-    monkeypatch.setattr(_folder.FolderImages, "read_arrays", refuse)
+    monkeypatch.setattr(_folder.FolderImages, "read", refuse)
 
     with raises(MemoryLimitError, option="max_bytes", path=store, mentions=(f"{needed:,}", f"{needed - 1:,}")):
         OMEArrowDataset(store, preload="cuda", axes="CZYX", max_bytes=needed - 1)

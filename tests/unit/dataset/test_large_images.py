@@ -79,13 +79,13 @@ def test_threads_decode_parts_of_a_batch_of_compressed_parquet(tmp_path, monkeyp
     write_images([pixels_of(index) for index in range(COUNT)], path, axes="CYX", compression=compression)
     dataset = OMEArrowDataset(path, preload=False, axes="CYX")
     source, names = dataset._collection.source, []
-    read_arrays = source.read_arrays
+    read_arrays = source.read
 
     def read(rows, *rest):
         names.append(threading.current_thread().name)
         return read_arrays(rows, *rest)
 
-    monkeypatch.setattr(source, "read_arrays", read)
+    monkeypatch.setattr(source, "read", read)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     samples = dataset.__getitems__(INDICES)
     expected = np.stack([pixels_of(index) for index in INDICES]) / np.float32(65535)

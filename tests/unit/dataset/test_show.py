@@ -191,8 +191,8 @@ def test_few_images_are_read_and_none_that_is_too_large(tmp_path, monkeypatch):
     write_images([placed()] * 500, tmp_path / "x.parquet", axes="TCZYX")
     source = open_images(tmp_path / "x.parquet")
     read = []
-    read_arrays = source.images.read_arrays
-    monkeypatch.setattr(source.images, "read_arrays", lambda rows: read.extend(rows) or read_arrays(rows))
+    read_arrays = source.images.read
+    monkeypatch.setattr(source.images, "read", lambda rows: read.extend(rows) or read_arrays(rows))
     assert len(pictures_in(source._repr_html_())) == 6
     assert read == [0, 99, 199, 299, 399, 499]
     monkeypatch.setattr(_pictures, "_LARGEST_BYTES", 1000)

@@ -55,7 +55,7 @@ class Table(ColumnReader):
     path, image_ids = "here", ("a",)
 
     def __init__(self, column):
-        self.columns = pa.table({"value": column})
+        self.table = pa.table({"value": column})
 
 
 @given(st.integers(-(10**37), 10**37), st.integers(1, 37))

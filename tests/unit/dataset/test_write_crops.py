@@ -93,7 +93,7 @@ def test_crops_are_a_collection_of_any_format(tmp_path, name):
             metadata = written.metadata(position)
             assert [channel["name"] for channel in metadata["channels"]] == ["DNA", "ER", "Mito"]
             assert metadata["name"] == f"field {'abc'.index(field)}"
-        assert None not in written.images.checksums.to_pylist()
+        assert None not in written.images.header.columns.checksums.to_pylist()
     again = OMEArrowDatasetNumpy(dst, target="label", return_ids=True, axes="TCZYX", normalize=False)
     assert again.shape == (2, 3, 2, 5, 4)
 
@@ -143,13 +143,13 @@ def test_each_field_is_decoded_once_and_few_are_held(tmp_path, monkeypatch, held
     path = fields(tmp_path, "parquet", ".parquet")
     monkeypatch.setattr(under_test, "_HELD_BYTES", held_bytes)
     with open_images(path) as source:
-        read, read_arrays = [], type(source.images).read_arrays
+        read, read_arrays = [], type(source.images).read
 
         def recorded(self, rows, **options):
             read.append(list(rows))
             return read_arrays(self, rows, **options)
 
-        monkeypatch.setattr(type(source.images), "read_arrays", recorded)
+        monkeypatch.setattr(type(source.images), "read", recorded)
         write_crops(source, cells(), tmp_path / "c.arrow", crop_size=(1, 1))
         if held_bytes > 1:
             assert read == [[0, 1, 2]]

@@ -45,9 +45,9 @@ def dataset(tmp_path):
 
 def test_each_image_is_decoded_once_a_window(dataset):
     lazy = dataset(preload=False, cache_bytes=3 * 800, return_ids=True)
-    read_arrays = lazy.source.images.read_arrays
+    read_arrays = lazy.source.images.read
     decoded = []
-    lazy.source.images.read_arrays = lambda rows, _: decoded.extend(rows) or read_arrays(rows)
+    lazy.source.images.read = lambda rows, _: decoded.extend(rows) or read_arrays(rows)
     loader = OMEArrowDataLoader(lazy, 8, shuffle_fields=3, num_workers=0)
     expected = {image_id: image for image, image_id in dataset(return_ids=True)}
     orders = []

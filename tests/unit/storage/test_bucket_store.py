@@ -183,7 +183,7 @@ def test_workers_of_a_pool_get_names_alone(weed, bucket, plate, dst, read_labels
         write_crops(plate, objects, crops, crop_size=(4, 4), center=("y", "x"), executor=pool, part_bytes=300)
     with open_images(crops, verify=True, part_cache=tmp_path / "cache", part_cache_bytes=PLENTY) as source:
         taken = np.stack(source.take(range(COUNT)))
-        assert len(source.images.part_layout.starts) > 3
+        assert len(source.images.header.part_layout.starts) > 3
         corner = (f"source_bbox_{axis}_min" for axis in "yx")
         ((top, left),) = set(zip(*(source.columns[name].to_pylist() for name in corner), strict=True))
     np.testing.assert_array_equal(taken, np.stack(IMAGES)[..., top : top + 4, left : left + 4])

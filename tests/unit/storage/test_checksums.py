@@ -30,7 +30,7 @@ from omearrow_ds.advise.profile.measure import part_preloaded, preloaded
 from omearrow_ds.codec import schema
 from omearrow_ds.storage.formats import _base
 from omearrow_ds.storage.hashes import checksum_of
-from omearrow_ds.storage.verified import VerifiedSource
+from omearrow_ds.storage.verified import VerifiedSource, decode
 from tests.conftest import needs
 from tests.support.errors import raises
 from tests.support.strategies import DTYPES, ENCODED_OR_LONG, NAMES, RAGGED, SUFFIX, images_of
@@ -49,10 +49,10 @@ class Flipped(_base.ImagesWrapper):
         self._damaged = damaged
 
     def __getattr__(self, name):
-        return getattr(self._source, name)
+        return getattr(self.source, name)
 
     def __reduce__(self):
-        return Flipped, (self._source, self._damaged)
+        return Flipped, (self.source, self._damaged)
 
     def _flip(self, index, image):
         image = np.array(image)
@@ -60,10 +60,10 @@ class Flipped(_base.ImagesWrapper):
             image.view(np.uint8).reshape(-1)[-1] ^= 1
         return image
 
-    def read_arrays(self, rows, regions=None, out=None):
+    def read(self, rows, regions=None, out=None):
         if regions is not None:
             return _base.crop_images(self, rows, regions)
-        return [self._flip(row, image) for row, image in zip(rows, self._source.read_arrays(rows), strict=True)]
+        return [self._flip(row, image) for row, image in zip(rows, self.source.read(rows), strict=True)]
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_the_same_checksums_in_every_format_hidden_from_the_columns(stored, name
     for verify in (False, True):
         with open_images(path, verify=verify) as source:
             assert source.columns.to_pydict() == COLUMNS
-            assert source.images.checksums.to_pylist() == expected
+            assert source.images.header.columns.checksums.to_pylist() == expected
             assert all(np.array_equal(source.read(index - 5), images[index]) for index in range(5))
             taken = zip(source.take([4, 4, 0]), (images[4], images[4], images[0]), strict=True)
             assert all(np.array_equal(*pair) for pair in taken)
@@ -137,10 +137,10 @@ def test_a_flipped_bit_is_an_error_on_every_way_to_the_pixels(stored, name, flip
             lambda: source.read(3),
             lambda: source.read(-2),
             lambda: source.take([0, 3]),
-            lambda: source.images.read_arrays([3])[0],
-            lambda: source.images.read_arrays([1, 3]),
+            lambda: source.images.read([3])[0],
+            lambda: source.images.read([1, 3]),
             lambda: list(source.images.stream()),
-            lambda: source.images.decode_into(np.zeros((5, *SMALL[0][0]), np.uint16)),
+            lambda: decode(source.images, np.zeros((5, *SMALL[0][0]), np.uint16)),
             lambda: OMEArrowDataset(path, name),
             lambda: OMEArrowDatasetNumpy(path, name, preload="auto"),
             lambda: OMEArrowDataset(path, name, cache_dir=tmp_path / "cache"),
@@ -219,7 +219,7 @@ def test_a_bit_flipped_in_the_file_while_it_is_open(stored, name):
 @pytest.mark.share(3, "name")
 def test_verify_without_checksums(stored, name):
     path = stored(name, images_of(SMALL), checksum=False)
-    assert open_images(path).images.checksums is None
+    assert open_images(path).images.header.columns.checksums is None
     assert len(OMEArrowDataset(path)) == len(OMEArrowDataset(path, verify=False)) == 5
     for opened in (lambda: open_images(path, verify=True), lambda: OMEArrowDataset(path, verify=True)):
         with raises(ArgumentError, path=path, mentions=("checksum=True", "verify=False")):
@@ -236,7 +236,7 @@ def test_convert_carries_checksums_along_and_checks_them(stored, name, flipped, 
         target = tmp_path / f"to-{first}-{second}{SUFFIX[second]}"
         convert(source, target, overwrite=True)
         with open_images(target, verify=True) as opened:
-            assert opened.images.checksums.to_pylist() == list(map(checksum_of, images))
+            assert opened.images.header.columns.checksums.to_pylist() == list(map(checksum_of, images))
         target = tmp_path / f"damaged-{first}-{second}{SUFFIX[second]}"
         for checksum in (False, True):
             with raises(ChecksumError, path=source), open_images(source, first) as opened:
@@ -251,11 +251,11 @@ def test_convert_adds_checksums(stored, name, tmp_path):
     target = tmp_path / f"with{SUFFIX[name]}"
     convert(stored(name, images, columns=COLUMNS, checksum=False), target)
     with open_images(target, verify=True) as source:
-        assert source.images.checksums.to_pylist() == list(map(checksum_of, images))
+        assert source.images.header.columns.checksums.to_pylist() == list(map(checksum_of, images))
         assert source.columns.to_pydict() == COLUMNS
         convert(source, tmp_path / f"without{SUFFIX[name]}", checksum=False)
     with open_images(tmp_path / f"without{SUFFIX[name]}") as source:
-        assert source.images.checksums is None
+        assert source.images.header.columns.checksums is None
 
 
 def test_kept_pixels_are_checked_whoever_wrote_them(stored, tmp_path):
@@ -291,10 +291,10 @@ def test_checksums_that_are_gone_or_of_another_kind(stored, tmp_path):
             continue
         assert len(OMEArrowDataset(changed)) == 5  # Rows that another program appended have no checksum.
         verified = pickle.loads(pickle.dumps(OMEArrowDataset(changed, preload=False)._collection.verified_source))
-        assert np.array_equal(verified.read_arrays([3])[0], images_of(SMALL)[3])
+        assert np.array_equal(verified.read([3])[0], images_of(SMALL)[3])
         verified.close()
         convert(changed, copy)
-        assert open_images(copy).images.checksums.to_pylist() == known
+        assert open_images(copy).images.header.columns.checksums.to_pylist() == known
         pq.write_table(table.set_column(1, schema.CHECKSUM_COLUMN, pa.array([*known[:3], None, known[3]])), changed)
         with raises(ChecksumError, path=changed, mentions="image 4"):
             OMEArrowDataset(changed)
@@ -303,13 +303,13 @@ def test_checksums_that_are_gone_or_of_another_kind(stored, tmp_path):
 @pytest.mark.parametrize("side", [20, 200])
 def test_large_images_are_checked_beside_the_decoding(stored, tmp_path, monkeypatch, side):
     monkeypatch.setattr(_base, "_PIECE_BYTES", 1)  # One image per piece.
-    check, checked, threads = VerifiedSource._check, [], threading.active_count()
+    check, checked, threads = VerifiedSource.check, [], threading.active_count()
 
     def noted(self, indices, *images):
         checked.append((*indices, threading.current_thread() is threading.main_thread()))
         check(self, indices, *images)
 
-    monkeypatch.setattr(VerifiedSource, "_check", noted)
+    monkeypatch.setattr(VerifiedSource, "check", noted)
     path = stored("parquet", images_of([((1, 1, 1, side, side), "uint16")] * 6))
     assert len(OMEArrowDataset(path)) == 6
     assert checked == [(index, side == 20) for index in range(6)]

@@ -65,7 +65,7 @@ def test_the_chunks_are_those_that_were_asked_for(stored):
     chunks = [zarr.open_array(member / "0", mode="r").chunks for member in members]
     assert chunks == [(1, 1, 1, 48, 32), (1, 1, 1, 20, 32)]
     assert pq.ParquetFile(paths["ome_arrow"] / "chunks.parquet").metadata.num_rows == 2 * 9 + 10
-    assert "tiles of 48 x 32" in open_source(paths["tiff"]).storage_info().chunking
+    assert "tiles of 48 x 32" in open_source(paths["tiff"]).details.storage_info().chunking
 
 
 @pytest.mark.parametrize("name", [fmt.name for fmt in FORMATS])

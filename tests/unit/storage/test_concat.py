@@ -20,6 +20,7 @@ from omearrow_ds import (
 )
 from omearrow_ds.codec import schema
 from omearrow_ds.storage.manifest import INDEX, MANIFEST, PARTS
+from omearrow_ds.storage.verified import decode
 from tests.support.errors import raises
 from tests.support.parts import publish
 from tests.support.sources import check
@@ -44,7 +45,7 @@ def test_parts_are_read_as_one(tmp_path: Path, images: list[np.ndarray], suffix:
     np.testing.assert_array_equal(again.read(6), images[6])
     with open_images(path, verify=True) as verified:
         stack = np.empty((17, *images[0].shape), np.uint16)
-        verified.images.decode_into(stack)
+        decode(verified.images, stack)
         np.testing.assert_array_equal(stack, images)
 
 
@@ -84,7 +85,7 @@ def test_columns_of_an_index_that_was_replaced_are_refused(tmp_path: Path, image
     publish(tmp_path / "other" / "plate.parts", images[::-1], [9, 8])
     path.rename(tmp_path / "old.parts")
     (tmp_path / "other" / "plate.parts").rename(path)
-    for read in (lambda: other.columns, lambda: other.images.checksums, lambda: other.column("label")):
+    for read in (lambda: other.columns, lambda: other.images.header.columns.checksums, lambda: other.column("label")):
         with raises(FormatError, path=path):
             read()
 

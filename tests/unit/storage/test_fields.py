@@ -33,6 +33,7 @@ from omearrow_ds import (
 )
 from omearrow_ds.cli import main
 from omearrow_ds.storage import patterns
+from omearrow_ds.storage.verified import decode
 from tests.support.errors import raises, warns
 from tests.support.strategies import NAMES, NF1, SUFFIX, same
 
@@ -65,14 +66,14 @@ def check(source, folder, files):
     for index, grid in enumerate(files):
         expected = np.stack([np.stack([np.stack([tifffile.imread(folder / z) for z in c]) for c in t]) for t in grid])
         assert same(source.read(index), expected)
-        assert same(source.images.read_arrays([index])[0], expected)
+        assert same(source.images.read([index])[0], expected)
         assert tuple(source.shapes[index]) == expected.shape
         assert source.dtypes[index] == expected.dtype
     assert all(same(one, source.read(index)) for index, one in enumerate(source.take(range(len(files)))))
     for start, images in source.images.stream():
         assert same(images[0], source.read(start))
     decoded = [np.empty(shape, dtype) for shape, dtype in zip(source.shapes, source.dtypes, strict=True)]
-    source.images.decode_into(decoded)
+    decode(source.images, decoded)
     assert all(same(image, source.read(index)) for index, image in enumerate(decoded))
 
 

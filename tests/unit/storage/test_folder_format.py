@@ -107,7 +107,7 @@ def test_images_and_regions_are_those_of_numpy(opened, folder):
     with open_images(path, "npy", **options) as source:
         check(source, stored, [8, 0, 3, 3, -2])
         check(pickle.loads(pickle.dumps(source)), stored, [5])
-        assert source.images.storage_info().in_place == (not options)
+        assert source.images.details.storage_info().in_place == (not options)
         if folder.name == "written":
             assert source.columns["label"].to_pylist() == list(range(NUM_IMAGES))
 

@@ -50,7 +50,7 @@ def test_a_generator_may_fill_one_buffer_again_and_again(tmp_path, name, encodin
     )
     source = open_images(path, verify=True)
     assert all_same(source.take(range(12)), images)
-    assert source.images.checksums.to_pylist() == list(map(checksum_of, images))
+    assert source.images.header.columns.checksums.to_pylist() == list(map(checksum_of, images))
     assert [source.metadata(index)["name"] for index in range(12)] == [f"field {number}" for number in range(12)]
     assert source.columns["well"].to_pylist() == list(range(12))
 

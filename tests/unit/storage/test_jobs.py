@@ -38,7 +38,7 @@ from omearrow_ds import (
 from omearrow_ds.cli import main
 from omearrow_ds.storage import parts_stores, parts_target
 from omearrow_ds.storage import source as sources
-from omearrow_ds.storage.formats import get_format
+from omearrow_ds.storage.formats import default_part_bytes, get_format
 from omearrow_ds.storage.jobs import PartitionOptions
 from omearrow_ds.storage.manifest import Manifest
 from omearrow_ds.storage.parts_stores import FolderStore
@@ -119,10 +119,10 @@ def test_the_order_of_a_seed_is_the_same_with_every_release():
 
 
 def test_parts_are_smaller_where_the_writer_of_a_format_holds_more_of_them(tmp_path, plate, monkeypatch):
-    assert {fmt.part_bytes for fmt in FORMATS} == {2**26}
+    assert set(map(default_part_bytes, FORMATS)) == {2**26}
     vortex = get_format("vortex")
     greedy = replace(vortex, writer=replace(vortex.writer, memory_factor=6.0))
-    assert 5 * greedy.part_bytes <= 100e6 < 5 * 2 * greedy.part_bytes
+    assert 5 * default_part_bytes(greedy) <= 100e6 < 5 * 2 * default_part_bytes(greedy)
     monkeypatch.setattr("omearrow_ds.storage.writing.get_format", lambda name: greedy)
     for part_bytes, expected_bytes in ((None, 2**24), (2**25, 2**25)):
         convert(plate, tmp_path / "x.parts", "vortex", part_bytes=part_bytes, overwrite=True)
@@ -132,7 +132,7 @@ def test_parts_are_smaller_where_the_writer_of_a_format_holds_more_of_them(tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("format_name", ["arrow", "lance", "vortex", "duckdb"])
 def test_a_worker_takes_at_most_a_part_and_200_mb(format_name):
-    part_bytes = get_format(format_name).part_bytes
+    part_bytes = default_part_bytes(get_format(format_name))
     with tempfile.TemporaryDirectory() as folder:  # On disk, as mapped files in a RAM disk count as memory.
         source = Path(folder, "fields.arrow")
         write_images(noisy_fields(3 * part_bytes), source)

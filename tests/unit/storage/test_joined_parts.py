@@ -33,6 +33,7 @@ from omearrow_ds import (
 from omearrow_ds.advise.recommend.choices import unused_path_near
 from omearrow_ds.storage.concat import Parts
 from omearrow_ds.storage.formats import get_format
+from omearrow_ds.storage.formats._base import name_stems
 from tests.support.errors import raises
 from tests.support.sources import check
 
@@ -89,7 +90,7 @@ def test_ids_stay_where_they_are_distinct(tmp_path: Path) -> None:
     put(tmp_path / "b" / "z.arrow", [2], ["y"])
     source = open_images(tmp_path)
     assert list(source.image_ids) == ["a/y", "b/x/x/y", "b/z/y"]
-    assert source.images.mask_name_stems(2) == ["b/z/y", "y"]
+    assert name_stems(source.images, 2) == ["b/z/y", "y"]
 
 
 def test_keys_of_folders_are_columns_as_pyarrow_has_them(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_columns_are_joined_by_name_and_no_value_changes(tmp_path: Path) -> None
     put(tmp_path / "3.parquet", [2])
     source = open_images(tmp_path)
     assert source.columns.to_pydict() == {"a": [1, 2**40, None], "b": ["x", None, None], "c": [None, 0.5, None]}
-    assert [checksum is None for checksum in source.images.checksums.to_pylist()] == [False, True, False]
+    assert [checksum is None for checksum in source.images.header.columns.checksums.to_pylist()] == [False, True, False]
     put(tmp_path / "4.parquet", [3], columns={"a": [0.25]})
     assert values(tmp_path, "a") == [1.0, 2.0**40, None, 0.25]
     put(tmp_path / "5.parquet", [4], columns={"a": [2**53 + 1]})  # No float64 equals this number.
@@ -169,7 +170,7 @@ def test_several_image_columns(tmp_path: Path) -> None:
         open_images(tmp_path)
     source = open_images(tmp_path, image_column=["er", "dna"])
     assert source.shapes[:, 1].tolist() == [2, 2]
-    (counted, _) = open_images(tmp_path, image_column="er").images.image_columns()
+    (counted, _) = open_images(tmp_path, image_column="er").images.details.image_columns()
     assert (counted.name, counted.images) == ("dna", 2)
     pq.write_table(pq.read_table(tmp_path / "1.parquet").select(["er"]), tmp_path / "2.parquet")
     pq.write_table(pq.read_table(tmp_path / "1.parquet").select(["dna"]), tmp_path / "3.parquet")
@@ -317,8 +318,8 @@ def test_few_descriptors_are_held_while_views_of_many_parts_live(
     before = num_descriptors()
     source = open_images(tmp_path)
     assert num_descriptors() <= before
-    views = source.images.read_arrays(range(count))
-    windows = source.images.read_arrays(range(count), [[0] * 5 + [1] * 5] * count)
+    views = source.images.read(range(count))
+    windows = source.images.read(range(count), [[0] * 5 + [1] * 5] * count)
     assert num_descriptors() - before <= 2 * open_parts
     for index in (*range(0, count, 7), *range(count)):
         np.testing.assert_array_equal(views[index], image(index))
@@ -415,9 +416,13 @@ def test_what_is_told_of_all_parts_at_once_is_what_each_tells(tmp_path: Path, su
             assert list(source.image_ids[rows]) == [f"{number}/{name}" for name in part.image_ids]
             part_columns = source.columns.slice(first, len(part)).select(part.columns.column_names)
             assert part_columns.to_pydict() == part.columns.to_pydict()
-            checksums += [None] * len(part) if part.images.checksums is None else part.images.checksums.to_pylist()
+            checksums += (
+                [None] * len(part)
+                if part.images.header.columns.checksums is None
+                else part.images.header.columns.checksums.to_pylist()
+            )
             check(part, source.take(range(first, source.images.parts.starts[number + 1])), range(len(part)))
-    assert source.images.checksums.to_pylist() == checksums
+    assert source.images.header.columns.checksums.to_pylist() == checksums
     assert None in checksums
 
 

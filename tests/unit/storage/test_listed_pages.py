@@ -126,7 +126,7 @@ def test_any_pages_of_any_series_are_those_of_tifffile(data):
         with open_images(write_table(folder / f"t{suffix}", **columns)) as source:
             np.testing.assert_array_equal(source.take(range(len(rows))), expected)
             region = [0, 0, 0, 1, 2, 1, num_channels, 1, 4, 6]
-            crops = source.images.read_arrays(list(reversed(range(len(rows)))), [region] * len(rows))
+            crops = source.images.read(list(reversed(range(len(rows)))), [region] * len(rows))
             np.testing.assert_array_equal(crops, [image[..., 1:4, 2:6] for image in reversed(expected)])
 
 

@@ -171,7 +171,7 @@ def test_windows_of_every_tiff(tmp_path_factory, shape, dtype, options, rows, dr
     options |= {"predictor": options.get("predictor", False) and "compression" in options}
     tifffile.imwrite(file, image, photometric="minisblack", **options)
     source = open_images(file)
-    (laid_out,) = source.images.read_arrays([0])
+    (laid_out,) = source.images.read([0])
     expected = [(0, box) for box in boxes_of(laid_out.shape, drawn)]
     oracle = tifffile.imread(file).astype(dtype, copy=False).reshape(laid_out.shape)
     for _ in range(2):  # Without and with cached positions.

@@ -335,8 +335,8 @@ def test_parts_that_were_shuffled_are_shuffled_over_fewer(server, tmp_path, imag
     write_images(images, tmp_path / "a.arrow")
     convert(tmp_path / "a.arrow", server.folder / "b.parts", part_bytes=2**14, shuffle_seed=seed)
     with open_images(f"{server.url}/b.parts", part_cache=tmp_path / "cache", part_cache_bytes=PLENTY) as source:
-        assert source.images.part_layout.window == window
-        assert source.images.part_layout.mixed == (seed is not None)
+        assert source.images.header.part_layout.window == window
+        assert source.images.header.part_layout.mixed == (seed is not None)
 
 
 def test_an_epoch_begins_with_one_part_only_where_each_is_a_sample_of_all(server, tmp_path, images):
@@ -345,13 +345,13 @@ def test_an_epoch_begins_with_one_part_only_where_each_is_a_sample_of_all(server
     convert(tmp_path / "a.arrow", server.folder / "b.parts", part_bytes=2**11, shuffle_seed=0)
     options = {"part_cache": tmp_path / "cache", "part_cache_bytes": PLENTY}
     with open_images(f"{server.url}/b.parts", **options) as source:
-        assert source.images.part_layout[2:] == (4, False)
+        assert source.images.header.part_layout[2:] == (4, False)
     write_images(images, tmp_path / "c.arrow", columns={"Metadata_Plate": ["P1"] * 17, "well": plates})
     for name, group_by in [("c", None), ("d", "well")]:
         target = server.folder / f"{name}.parts"
         convert(tmp_path / "c.arrow", target, part_bytes=2**11, shuffle_seed=0, group_by=group_by)
         with open_images(f"{server.url}/{name}.parts", **options) as source:
-            assert source.images.part_layout[2:] == (4, group_by is None)
+            assert source.images.header.part_layout[2:] == (4, group_by is None)
 
 
 def test_processes_share_what_is_fetched_once(programs, server, url, tmp_path, images):

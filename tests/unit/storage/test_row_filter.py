@@ -35,7 +35,7 @@ class Rows(ColumnReader):
     path = PATH
 
     def __init__(self, table):
-        self.columns, self.image_ids, self.read = table, IDS[: len(table)], []
+        self.table, self.image_ids, self.read = table, IDS[: len(table)], []
 
     def column(self, name):
         self.read.append(name)
@@ -311,7 +311,7 @@ def test_texts_do_not_request_ids_that_they_do_not_name():
 
     class Rows(ColumnReader):
         path = Path("objects.parquet")
-        column_names = ("dose",)
+        names = ("dose",)
 
         @property
         def image_ids(self):

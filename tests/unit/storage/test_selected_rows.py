@@ -12,6 +12,7 @@ import pytest
 
 from omearrow_ds import ChecksumError, ColumnError, SelectError, convert, open_images, stats, write_images
 from omearrow_ds.storage.describe import describe
+from omearrow_ds.storage.verified import decode
 from tests.support.errors import raises
 from tests.support.numbered import PATTERN, image, number_of, place, write_plate
 from tests.support.objects import serving
@@ -53,7 +54,7 @@ def check_chosen(source, numbers):
     ]
     assert in_blocks == list(enumerate(numbers))
     decoded = np.empty((len(numbers), *IMAGES[0].shape), np.uint16)
-    source.images.decode_into(decoded)
+    decode(source.images, decoded)
     assert list(map(number_of, decoded)) == numbers
 
 
@@ -122,7 +123,7 @@ def test_fields_of_a_plate_are_chosen_by_well_and_site(tmp_path):
         assert numbers_of(source) == expected
         assert source.rows.tolist() == expected
         buffer = np.empty(source.shapes[0], np.uint16)
-        assert source.images.read_arrays([1], out=[buffer])[0] is buffer
+        assert source.images.read([1], out=[buffer])[0] is buffer
         assert number_of(buffer) == expected[1]
     loaddata = tmp_path / "load_data.csv"
     rows = [f"{well},{site},{plate},{well}_{site}_DAPI.tif,{plate},{well}_{site}_GFP.tif\n" for well, site in wells]
@@ -154,7 +155,7 @@ def test_parts_keep_their_borders(tmp_path, suffix):
     with open_images(path, filter="label < 3 or label >= 9") as source:
         assert numbers_of(source) == [0, 1, 2, 9, 10, 11]
         assert source.image_ids == ["id-0", "id-1", "id-2", "id-9", "id-10", "id-11"]
-        assert list(source.images.part_layout.starts) == [0, 3, 3, 6]
+        assert list(source.images.header.part_layout.starts) == [0, 3, 3, 6]
         assert list(map(number_of, (pixels for _, block in source.images.stream() for pixels in block))) == [
             0,
             1,
@@ -166,7 +167,7 @@ def test_parts_keep_their_borders(tmp_path, suffix):
     digests = []
     for condition in ("label < 3", "label < 3 and label >= 0", "label != 3"):
         with open_images(path, filter=condition) as source:
-            digests.append(source.images.part_layout.digest)
+            digests.append(source.images.header.part_layout.digest)
     assert digests[0] == digests[1] != digests[2]
 
 
@@ -177,12 +178,12 @@ def test_few_images_of_parts_on_a_server_are_fetched_alone(tmp_path):
     with serving(tmp_path) as server:
         with open_images(f"{server.url}/plate.parts", filter="label in (3, 20)") as source:
             assert [number_of(pixels) for _, block in source.images.stream() for pixels in block] == [3, 20]
-            assert source.images.part_layout.window is None
+            assert source.images.header.part_layout.window is None
         sent_bytes = sum(sent for path, sent in server.sent_bytes.items() if "/parts/" in path)
         assert sent_bytes < 8 * images[0].nbytes
         with open_images(f"{server.url}/plate.parts", filter="label != 3", part_cache=tmp_path / "cache") as source:
             assert numbers_of(source) == [number for number in range(36) if number != 3]
-            assert source.images.part_layout.window is not None
+            assert source.images.header.part_layout.window is not None
         file = next((tmp_path / "plate.parts" / "parts").iterdir())
         with open_images(f"{server.url}/plate.parts/parts/{file.name}", filter="label in (3, 20)") as source:
             assert numbers_of(source) in ([3], [20])

@@ -45,6 +45,7 @@ from omearrow_ds.storage.compositions import SelectedRows
 from omearrow_ds.storage.describe import describe
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.protocol import OpenOptions
+from omearrow_ds.storage.verified import decode
 from tests.conftest import needs
 from tests.support.errors import raises, warns
 from tests.support.raw_tables import raw_table, store_table, struct_of
@@ -112,17 +113,17 @@ def check(opened, images, rows):
     assert all_same([opened.read(index) for index in range(len(images))], images)
     order = [*range(len(images))[::-1], 0, 0] if images else []
     assert all_same(opened.take(order), [images[index] for index in order])
-    assert all_same(opened.images.read_arrays(range(len(images))), images)
-    assert all_same([np.array(opened.images.read_arrays([index])[0]) for index in range(len(images))], images)
+    assert all_same(opened.images.read(range(len(images))), images)
+    assert all_same([np.array(opened.images.read([index])[0]) for index in range(len(images))], images)
     scanned = [(start + number, image) for start, part in opened.images.stream() for number, image in enumerate(part)]
     assert [index for index, _ in scanned] == list(range(len(images)))
     assert all_same([image for _, image in scanned], images)
     decoded = [np.zeros_like(image) for image in images]
-    opened.images.decode_into(decoded)
+    decode(opened.images, decoded)
     assert all_same(decoded, images)
     if images and len({image.shape for image in images}) == 1:
         stack = np.zeros((len(images), *images[0].shape), images[0].dtype)
-        opened.images.decode_into(stack)
+        decode(opened.images, stack)
         assert all_same(list(stack), images)
     stacks = opened.images.mapped_stacks()
     assert stacks is None or all_same([stacks[index] for index in range(len(stacks))], images)
@@ -157,8 +158,8 @@ def test_images_are_those_of_the_columns_and_rows_asked_for(cyto, name, encoding
     for image_column, names, rows in CHOICES if encoding == "bytes" else CHOICES[2:]:
         with open_images(path, image_column=image_column, nulls="skip") as opened:
             check(opened, decoded_by_ome_arrow(raw, *names), rows)
-            assert opened.images.image_column == tuple(names)
-            assert set(opened.images.other_image_columns) == {"dna", "mask", "rna"} - set(names)
+            assert opened.images.header.image_column == tuple(names)
+            assert set(opened.images.header.other_image_columns) == {"dna", "mask", "rna"} - set(names)
             assert opened.columns.column_names == ["field", "nothing", "well"]
             assert opened.columns["well"].to_pylist() == [f"A{row}" for row in rows]
             assert opened.columns["nothing"].to_pylist() == [None] * len(rows)
@@ -211,7 +212,7 @@ def test_images_between_nulls_are_cut_out_of_parquets_pages(tmp_path, encoding, 
     laid_out = {"use_dictionary": False, "data_page_size": 200, "row_group_size": 10} | options
     pq.write_table(table, tmp_path / "images.parquet", compression=compression, **laid_out)
     opened = open_images(tmp_path / "images.parquet", image_column="mask", nulls="skip")
-    opened.images._source._read_group = None  # Reads by pyarrow would call it.
+    opened.images.source._read_group = None  # Reads by pyarrow would call it.
     check(opened, decoded_by_ome_arrow(table, "mask"), [row for row in range(30) if row not in nulls])
 
 
@@ -402,7 +403,7 @@ def test_checksums_are_of_our_column_alone(tmp_path):
     check(open_images(tmp_path / "more.parquet", verify=True), images, range(3))
     for image_column in ("other", ["ome_image", "other"]):
         opened = open_images(tmp_path / "more.parquet", image_column=image_column)
-        assert opened.images.checksums is None
+        assert opened.images.header.columns.checksums is None
         assert opened.columns.column_names == ["field"]
         with raises(ArgumentError, option="verify", path=tmp_path / "more.parquet", mentions="verify=False"):
             open_images(tmp_path / "more.parquet", image_column=image_column, verify=True)
@@ -424,8 +425,8 @@ def test_folders_have_no_columns_of_images(stored, name):
         open_images(path, image_column="a")
     with open_images(path, nulls="skip") as opened:
         assert opened.rows.tolist() == [0]
-        assert opened.images.image_column == opened.images.other_image_columns == ()
-        assert opened.images.image_columns() == []
+        assert opened.images.header.image_column == opened.images.header.other_image_columns == ()
+        assert opened.images.details.image_columns() == []
 
 
 def test_all_that_takes_a_path_takes_what_opening_takes():

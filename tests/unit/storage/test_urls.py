@@ -32,6 +32,7 @@ from omearrow_ds import (
 )
 from omearrow_ds.storage import byte_source, remote, urls
 from omearrow_ds.storage.describe import describe
+from omearrow_ds.storage.formats._base import stored_size
 from tests.support.errors import raises
 from tests.support.objects import serving
 from tests.support.plates import written_plate
@@ -278,7 +279,7 @@ def test_a_table_at_a_url_is_the_local_one(server, bucket, opened, suffix):
     write_images(images, bucket / f"a.{suffix}", columns=columns, axes="TCZYX", metadata=described)
     with opened(f"s3://lab/a.{suffix}", verify=True) as source, open_images(bucket / f"a.{suffix}") as local:
         assert source.columns.equals(local.columns)
-        assert source.images.checksums.equals(local.images.checksums)
+        assert source.images.header.columns.checksums.equals(local.images.header.columns.checksums)
         assert list(source.image_ids) == list(local.image_ids)
         assert source.metadata(7) == local.metadata(7)
         check(source, images, [22, 3, 3, -12, 5, 0])
@@ -372,8 +373,8 @@ def test_a_file_that_is_fetched_whole_is_fetched_once(server, bucket, opened, tm
     size_bytes = (bucket / f"a.{suffix}").stat().st_size
     server.faults = 0.2
     with opened(f"s3://lab/a.{suffix}", part_cache=tmp_path / "cache") as source:
-        assert source.images.storage_info().reading.startswith("from a fetched copy of the object")
-        assert source.images.stored_size() == (1, size_bytes, size_bytes)
+        assert source.images.details.storage_info().reading.startswith("from a fetched copy of the object")
+        assert stored_size(source.images) == (1, size_bytes, size_bytes)
         check(source, images, [29, 3, 3, -12, 0])
         server.faults = 0.0
         server.sent_bytes.clear()
@@ -442,8 +443,8 @@ def test_a_stored_image_of_lance_is_one_request_of_its_own_bytes(server, bucket,
             np.testing.assert_array_equal(source.read(index), images[index])
             assert server.requests.total() == 1
             assert server.sent_bytes.total() <= 1.1 * images[index].nbytes + 2**13 * (encoding == "list")
-        assert source.images.storage_info().reading == "by Lance, by row number, from a dataset on a server"
-        assert source.images.stored_size()[0] == len(
+        assert source.images.details.storage_info().reading == "by Lance, by row number, from a dataset on a server"
+        assert stored_size(source.images)[0] == len(
             [item for item in (bucket / "a.lance").rglob("*") if item.is_file()]
         )
         check(source, images, [59, 0, 7])
@@ -496,7 +497,7 @@ def test_names_of_buckets_are_no_urls(bucket, opened):
         write_images(images, bucket / name, axes="TCZYX")
         with opened(f"s3://lab/{name}") as source:
             check(source, images, [2, 0])
-            assert source.images.storage_info().compression == "none"
+            assert source.images.details.storage_info().compression == "none"
 
 
 def test_requests_of_lance_that_fail_change_no_pixel(server, bucket, opened, monkeypatch):

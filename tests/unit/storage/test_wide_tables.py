@@ -71,7 +71,7 @@ def test_columns_of_a_wide_joined_table_are_those_of_the_table_in_memory(plate, 
         assert "columns" not in vars(lazy)
         for source in (lazy, again):
             assert source.column_names == eager.column_names
-            assert source.images.column_schema == eager.columns.schema
+            assert source.images.header.columns.schema == eager.columns.schema
             assert source.column_table(names).equals(eager.column_table(names))
             assert source.column("Cells.Feature 7").to_pylist() == [*FEATURES["Cells.Feature 7"][:-1].tolist(), None]
         assert lazy.columns.equals(eager.columns)
@@ -142,7 +142,7 @@ def test_columns_of_several_wide_tables_are_joined_on_request(plates):
             table = joined.column_table(["Metadata_Plate", "number"])
             assert table["number"].to_pylist() == list(range(3 * COUNT))
             assert joined.columns.column_names == joined.column_names
-            assert joined.columns.schema == joined.images.column_schema
+            assert joined.columns.schema == joined.images.header.columns.schema
 
 
 def test_a_target_and_a_condition_read_two_columns_of_several_wide_tables(plates):

@@ -231,7 +231,7 @@ def _begin(dataset: StoredSamples, settings: ProfileSettings, stack: ExitStack) 
 def _remarks(plain: Loop, breakdown: Breakdown, samples_per_s: float) -> Iterator[str]:
     """Yield remarks on unexpected stages of work, and on another speed of the recorded loop."""
     dataset, device, threads = plain.dataset, plain.loader.device, torch.get_num_threads()
-    image = None if dataset.preloaded else dataset.source.images.read_arrays([0])[0]
+    image = None if dataset.preloaded else dataset.source.images.read([0])[0]
     if image is None:
         yield "There is no stage read, because the pixels are decoded in memory."
     elif not image.flags.writeable and not image.flags.owndata:

@@ -240,7 +240,7 @@ def recommend(
     start_s = clock()
     with closing(open_source(path, format, **opening)) as opened, workspace(work_dir) as folder:
         # The existing files contain no tiles.
-        tried = [layout for layout in layouts(formats, opened.format) if tile is None or not layout.as_it_is]
+        tried = [layout for layout in layouts(formats, opened.header.format) if tile is None or not layout.as_it_is]
         limits = Limits.within(seconds, folder, len(tried))
         origin = SampleFields.open(opened, crop_size, crops, of_objects)
         sample = take_sample(origin, limits, clock, tile=tile, crop_size=crop_size)
@@ -248,7 +248,7 @@ def recommend(
         normalize = (pixel_range is not None and pixel_range.normalize) or True
         settings = SampleSettings(axes=sample.axes, crop_size=crop_size, normalize=normalize)
         subject = Subject(sample, opening, access, batch_size, settings, max(0.1, seconds * _EPOCH_PART), clock)
-        task = _task(origin.source.path, sample.whole_bytes, requested)
+        task = _task(origin.source.header.path, sample.whole_bytes, requested)
         with tqdm(disable=not progress, unit="turn", leave=False) as bar:
             rounds = LayoutRounds(subject, task, folder, start_s + seconds * _ROUNDS_PART, bar)
             rounds.run(tried)
@@ -299,11 +299,11 @@ def _report(
 ) -> Recommendation:
     (row, settings, timings), subject, task = choice, rounds.subject, rounds.task
     sample, source, layout, rows = subject.sample, subject.source, row.plan.layout, ranked(rounds.costs.values())
-    path, of_fields = source.path, sample.origin.opening_of_fields(subject.opening)
+    path, of_fields = source.header.path, sample.origin.opening_of_fields(subject.opening)
     notes, over_link = _notes(row, rows, rounds, looked), None
     notes += [] if pixel_range is None else [f"Pixels: {pixel_range.text}."]
     if link is not None:
-        on_server = source.part_layout is not None and source.part_layout.window is not None
+        on_server = source.header.part_layout is not None and source.header.part_layout.window is not None
         over_link = RemoteEstimate.choose(link, rows, task, on_server=on_server)
         notes += [] if over_link else ["Link not estimated: no measured format stores a part in one file."]
     if over_link is not None and tile is None:
@@ -353,6 +353,7 @@ def _notes(row: PlanCost, rows: Sequence[PlanCost], rounds: LayoutRounds, looked
         "Only the sample was read; converting or preloading all images shows whether others are damaged.": (
             not looked.whole
         ),
-        "verify=True also compares checksums on demand; its cost was not measured.": source.checksums is not None,
+        "verify=True also compares checksums on demand; its cost was not measured.": source.header.columns.checksums
+        is not None,
     }
     return [note for note, applies in notes.items() if applies]

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from omearrow_ds.advise.turns import WORTH_IT, doubt_note, gains, mostly_agree, tie_ratio, too_noisy
 from omearrow_ds.dataset.crop_boxes import check_needed
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.storage.formats import CHUNK_COMPRESSIONS, Format, formats, get_format
+from omearrow_ds.storage.formats import CHUNK_COMPRESSIONS, Format, default_part_bytes, formats, get_format
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.storage.remote_parts import AHEAD
@@ -292,7 +292,7 @@ class RemoteCost(NamedTuple):
     @classmethod
     def over(cls, link: NetworkLink, row: PlanCost, task: ReadBudget) -> RemoteCost:
         """Return the times of a plan whose parts are fetched over ``link`` by several concurrent requests."""
-        parts = math.ceil(task.decoded_bytes / row.plan.layout.format.part_bytes)
+        parts = math.ceil(task.decoded_bytes / default_part_bytes(row.plan.layout.format))
         link_s = row.size_bytes / link.bytes_s + link.latency_s * (_OPENING + math.ceil(parts / AHEAD))
         decode_s, after_s = (row.open_s, row.epoch_s) if row.plan.preload else (row.epoch_s, 0.0)
         first_s = max(link_s, decode_s) + after_s

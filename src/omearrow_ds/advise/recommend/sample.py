@@ -109,7 +109,7 @@ class SampleFields:
 
     def opening_of_fields(self, opening: OpenOptions) -> OpenOptions:
         """Return ``opening`` without the column types that apply to the table of objects."""
-        of_objects = set(self.options.get("column_types") or ()) - set(self.source.column_names)
+        of_objects = set(self.options.get("column_types") or ()) - set(self.source.header.columns.names)
         types = {name: kind for name, kind in (opening.get("column_types") or {}).items() if name not in of_objects}
         return {**opening, "column_types": types or None}
 
@@ -229,8 +229,8 @@ def take_sample(
     """
     source = origin.source
     if len(source) == 0:
-        raise ArgumentError("the collection is empty", path=source.path, remedy="pass a collection with images")
-    shapes, lengths, least = source.shapes, image_bytes(source.shapes, source.dtypes), None
+        raise ArgumentError("the collection is empty", path=source.header.path, remedy="pass a collection with images")
+    shapes, lengths, least = source.header.shapes, image_bytes(source.header.shapes, source.header.dtypes), None
     axes = "".join(axis for row, axis in enumerate(AXES) if axis in "CYX" or (shapes[:, row] > 1).any())
     if origin.objects is None:
         least = crop_size or (tile or 0, tile or 0)
@@ -238,7 +238,7 @@ def take_sample(
         if len(small):
             height, width = shapes[small[0], 3:].tolist()
             problem, remedy = f"image {small[0]} has only {height} x {width} pixels", "lower crop_size"
-            raise AxesError(problem, path=source.path, option="crop_size", value=crop_size, remedy=remedy)
+            raise AxesError(problem, path=source.header.path, option="crop_size", value=crop_size, remedy=remedy)
     tiles = (shapes // (shapes if tile is None else (1, 1, 1, tile, tile))).prod(axis=1)
     whole_count, whole_bytes = int(tiles.sum()), int(lengths.sum())
     if whole_bytes <= _LITTLE_MORE * limits.size_bytes and whole_count <= _LITTLE_MORE * limits.images:
@@ -252,13 +252,13 @@ def take_sample(
     indices = sorted(read)
     sample = partial(Sample, origin, lengths, axes, whole_count)
     if tile is None:
-        metadata, columns = [source.metadata(index) for index in indices], source.columns.take(indices)
+        metadata, columns = [source.metadata(index) for index in indices], source.header.columns.table.take(indices)
         is_cut = any(read[index].nbytes < lengths[index] for index in indices)
         return sample(whole_bytes, indices, [read[index] for index in indices], metadata, columns, is_cut)
     images = list(islice(tiles_of(map(read.__getitem__, indices), tile), limits.images))
     if not images:
         problem, remedy = f"no image of the sample has {tile} x {tile} pixels", "pass a smaller number"
-        raise ArgumentError(problem, path=source.path, option="tile", value=tile, remedy=remedy)
+        raise ArgumentError(problem, path=source.header.path, option="tile", value=tile, remedy=remedy)
     whole_bytes = int((tiles * (lengths // shapes.prod(axis=1))).sum()) * tile * tile
     return sample(whole_bytes, indices, images, [{}] * len(images), pa.table({}))
 
@@ -273,7 +273,7 @@ def tiles_of(images: Iterable[Array], edge: int) -> Iterator[Array]:
 
 def _candidates(origin: SampleFields) -> Array:
     """Return images to choose from: those with samples, and of a few evenly spaced parts if these are fetched whole."""
-    parted, candidates = origin.source.part_layout, np.unique(origin.fields)
+    parted, candidates = origin.source.header.part_layout, np.unique(origin.fields)
     if parted is None or parted.window is None or len(parted.starts) < 2:
         return candidates
     part_of = np.searchsorted(parted.starts, candidates, side="right") - 1
@@ -295,7 +295,7 @@ def _read(
         if read and (read_bytes >= limits.size_bytes or clock() - start_s >= limits.seconds):
             break
         rows = order[group].tolist()
-        for index, image in zip(rows, source.read_arrays(rows), strict=True):
+        for index, image in zip(rows, source.read(rows), strict=True):
             read[index] = image if least is None else _cut_down(image, largest, least)
             read_bytes += read[index].nbytes
     return read

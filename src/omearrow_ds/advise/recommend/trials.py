@@ -24,7 +24,7 @@ from omearrow_ds.errors import OMEArrowDSError
 from omearrow_ds.loader.dataloader import OMEArrowDataLoader
 from omearrow_ds.options import SampleSettings
 from omearrow_ds.resources import available_cores, over_limit_message
-from omearrow_ds.storage.formats._base import Images
+from omearrow_ds.storage.formats._base import Images, stored_size
 from omearrow_ds.storage.protocol import OpenOptions
 from omearrow_ds.storage.source import Array, write_images
 from omearrow_ds.storage.verified import verified_where_stored
@@ -132,7 +132,7 @@ class LayoutTrial:
         sample, origin, num_decoded = subject.sample, subject.sample.origin, 1
         images = np.asarray(sample.indices)
         if layout.as_it_is:
-            self.path, self.once, crops = subject.source.path, 1.0, {**origin.options, **subject.opening}
+            self.path, self.once, crops = subject.source.header.path, 1.0, {**origin.options, **subject.opening}
             if subject.access == "sequential":  # Neighbors, as in a whole epoch.
                 images = np.arange(len(images)) + (len(subject.source) - len(images)) // 2
         else:
@@ -158,7 +158,8 @@ class LayoutTrial:
         return order
 
     def dataset(self, *, preload: bool) -> OMEArrowDataset:
-        path = self.subject.source.requested_path or self.subject.source.path if self.layout.as_it_is else self.path
+        header = self.subject.source.header
+        path = header.requested_path or header.path if self.layout.as_it_is else self.path
         dataset = OMEArrowDataset(path, self.layout.format.name, preload=preload, progress=False, **self.options)
         self.is_ragged = dataset.shape is None
         return dataset
@@ -181,7 +182,7 @@ class LayoutTrial:
         if as_it_is and opened_s >= _REOPENED_S:
             self._slow = opened_s, dataset
         first_s, epoch_s, batch_s = self._epoch(dataset, number)
-        self.size_bytes = self.size_bytes or round(dataset.source.images.stored_size()[2] * self.once)
+        self.size_bytes = self.size_bytes or round(stored_size(dataset.source.images)[2] * self.once)
         if self._slow is None:
             dataset.source.close()
         if self._slow is not None or (as_it_is and not sample.complete):

@@ -132,14 +132,6 @@ class Format:
         return (self.suffix, *self.other_suffixes)
 
     @property
-    def part_bytes(self) -> int:
-        """Default maximum size of a part in bytes."""
-        size = PART_BYTES
-        while (self.writer.memory_factor - 1) * size > _WORKER_BYTES - _BESIDE_BYTES:
-            size //= 2
-        return size
-
-    @property
     def missing_backend(self) -> str | None:
         """Message that explains how to install a missing library, or None if it is installed."""
         if importlib.util.find_spec(self.backend) is not None:
@@ -152,11 +144,6 @@ class Format:
         in_chunks = self.kind == "table" and encoding == "bytes"
         compressions = self.writer.compressions
         return (*compressions, *CHUNK_COMPRESSIONS) if in_chunks else compressions
-
-    def files_beside(self, path: Path) -> list[Path]:
-        """Return the paths of files that may accompany a stored file, such as a write-ahead log."""
-        resolved = path.resolve()  # DuckDB looks next to the target of a symbolic link
-        return [Path(f"{resolved}{suffix}") for suffix in self.sidecar_suffixes]
 
     def module(self) -> ModuleType:
         """Return the module that writes and reads the format.
@@ -289,6 +276,20 @@ FORMATS = (
 FILE_FORMAT_NAMES = ", ".join(fmt.name for fmt in FORMATS if not fmt.is_folder)  # Formats of a single file, for errors.
 _BY_NAME = {fmt.name: fmt for fmt in FORMATS}
 _BY_SUFFIX = sorted([(suffix, fmt) for fmt in FORMATS for suffix in fmt.suffixes], key=lambda pair: -len(pair[0]))
+
+
+def default_part_bytes(fmt: Format) -> int:
+    """Return the default maximum size of a part in bytes."""
+    size = PART_BYTES
+    while (fmt.writer.memory_factor - 1) * size > _WORKER_BYTES - _BESIDE_BYTES:
+        size //= 2
+    return size
+
+
+def accompanying_files(fmt: Format, path: Path) -> list[Path]:
+    """Return the paths of files that may accompany a stored file, such as a write-ahead log."""
+    resolved = path.resolve()  # DuckDB looks next to the target of a symbolic link
+    return [Path(f"{resolved}{suffix}") for suffix in fmt.sidecar_suffixes]
 
 
 @functools.cache

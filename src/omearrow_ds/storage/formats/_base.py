@@ -6,6 +6,7 @@ import bisect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from operator import attrgetter
@@ -13,14 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import pyarrow as pa
 
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.resources import image_bytes, space_on_disk, split_by_bytes
 from omearrow_ds.storage.extents import Region, Regions, Targets
-from omearrow_ds.storage.formats import Format, get_format
-from omearrow_ds.storage.formats._columns import ColumnReader
+from omearrow_ds.storage.formats import Format
+from omearrow_ds.storage.formats._columns import ImageColumns
 from omearrow_ds.storage.formats._detect import Paths, entries_below
 from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._image_columns import ImagesOf
@@ -28,10 +28,6 @@ from omearrow_ds.storage.formats._regions import rows_to_positions, slices_of
 from omearrow_ds.storage.formats._stored import Outline, Stored, spread
 
 Array = np.ndarray[Any, Any]
-_COPIED = (
-    *("path", "requested_path", "image_ids", "shapes", "dtypes", "rows"),
-    *("image_column", "other_image_columns", "variant", "guard", "part_fetches"),
-)
 _PIECE_BYTES = 2**21  # pixels written and then read again: less than the cache that cores share
 _REGIONS_BYTES = 2**26  # Images that are decoded at once for their regions.
 BLOCK_BYTES = 2**25  # Images that are read together when all are read.
@@ -71,112 +67,87 @@ class ImageBuffer(Protocol):
     def __getitem__(self, index: Any, /) -> Array: ...
 
 
-class Images(ColumnReader, ABC):
-    """Images of an open collection, as datasets and conversions read them; users have `CollectionSource`.
+@dataclass(kw_only=True)
+class Header:
+    """Properties of the N images of an open collection that are known without reading pixels."""
 
-    A subclass sets ``name``, ``path``, ``guard``, ``image_ids``, ``shapes``, ``dtypes`` and ``columns`` in its
-    constructor. Rows are indices of images, from 0 to the number of images - 1.
-    """
-
-    name: str  # Name of the storage format.
+    format: Format
     path: Path
     guard: FileGuard
     image_ids: Sequence[str]
-    shapes: Array
+    shapes: Array  # (N, 5), int64.
     dtypes: Sequence[np.dtype[Any]]
-    columns: pa.Table
-    checksums: pa.ChunkedArray | None = None  # A string or a null per image; None if `write_images` stored none.
+    columns: ImageColumns
     image_column: tuple[str, ...] = ()  # Names of the columns that hold the images; empty for a folder.
     other_image_columns: tuple[str, ...] = ()
     # Selects one of several collections at a path: the table name, the level, the files that make an image, a filter.
     variant: tuple[str, ...] = ()
+    selected_rows: Array | None = None  # Row number of each image in the table; None if all rows are images.
+    row_count: int  # Number of rows of the table, including skipped rows.
+    requested_path: Paths | None = None  # From which `open_source` opened it.
     # Reopens it in another process from names only; pickling otherwise carries the listing too.
     opened_by: Callable[[], Images] | None = None
-    requested_path: Paths | None = None  # From which `open_source` opened it.
-    fetches: bool = False  # Whether images are fetched from a server, several at once if the next ones are known.
+    find_part_layout: Callable[[], PartLayout | None] = lambda: None
     part_fetches: PartFetches | None = None  # Fetches of whole parts from a server.
-
-    @cached_property
-    def format(self) -> Format:
-        """The storage format."""
-        return get_format(self.name)
+    # Returns consecutive rows that are cheap to read by one call, for example those of a row group.
+    find_groups: Callable[[], Iterable[slice] | None] = lambda: None
 
     @cached_property
     def rows(self) -> Array:
         """Row number of each image in the table, as an int64 array."""
-        return np.arange(len(self))
+        return np.arange(len(self.image_ids)) if self.selected_rows is None else self.selected_rows
 
-    @property
-    def row_count(self) -> int:
-        """Number of rows of the table, including skipped rows."""
-        return len(self)
-
-    @property
+    @cached_property
     def part_layout(self) -> PartLayout | None:
         """Properties of the parts of the collection; None for a single file or folder."""
-        return None
+        return self.find_part_layout()
 
-    def prefetch(self, rows: Sequence[int]) -> None:  # Most sources do not fetch.
+
+@dataclass(kw_only=True)
+class Details:
+    """Functions that return how a collection is stored and read; they may open files, but decode no pixels."""
+
+    storage_info: Callable[[], Stored]
+    files: Callable[[], Iterator[Path]]  # Local files that hold the collection.
+    size: Callable[[], tuple[int, int, int] | None] = lambda: None  # See `stored_size`; None if all files are local.
+    outline: Callable[[], Outline | None] = lambda: None  # Layout that is known without opening a part.
+    image_columns: Callable[[], list[ImagesOf]] = list  # Summaries of the image columns of a table.
+    label_names: Callable[[], list[str]] = list  # Names of label images stored with a few images.
+    # Stems of the files of an image, by which other files may refer to it.
+    file_stems: Callable[[int], Sequence[str]] = lambda _: ()
+    # Files that store an image and little else; empty if they are unknown before files are read.
+    files_of: Callable[[int], Sequence[str]] = lambda _: ()
+    fills_out: Callable[[], bool] = bool  # Whether `Images.read` fills ``out``, which saves a copy of each image.
+    # Whether two threads that read half of a batch each take at most 1 / 1.3 of the time of one.
+    decodes_in_threads: Callable[[], bool] = bool
+
+
+class Images(ABC):
+    """Images of an open collection, as datasets and conversions read them; users have `CollectionSource`.
+
+    A subclass sets ``header`` and ``details`` in its constructor. Rows are indices of images, from 0 to N - 1.
+    """
+
+    header: Header
+    details: Details
+
+    def prefetch(self, rows: Sequence[int]) -> None:  # noqa: B027  # Most sources do not fetch.
         """Announce the images that will be read next, in this order, so that sources on servers can fetch them."""
-
-    def image_columns(self) -> list[ImagesOf]:
-        """Summarize each image column of the table without reading pixels; return an empty list for a folder."""
-        return []
-
-    def stored_size(self) -> tuple[int, int, int]:
-        """Return the number of files of the collection, their size in bytes, and their allocated size on disk."""
-        files = list(self.stored_files())
-        return (len(files), *space_on_disk(self.path, files))
-
-    def outline(self) -> Outline:
-        """Return the storage layout of the images, and the metadata of a few of them."""
-        return Outline(self.storage_info(), [self.metadata(index) for index in spread(len(self))])
-
-    def label_images(self) -> list[str]:
-        """Return the names of label images stored with a few images, spread over the collection."""
-        return []
 
     def labels(self, name: str) -> tuple[Images, Array]:
         """Return the label images called ``name``, and the index of each image's label image, -1 if missing."""
-        problem = f"{self.format.label} does not store label images"
+        problem = f"{self.header.format.label} does not store label images"
         remedy = "pass the path of another collection with the masks"
-        raise ArgumentError(problem, path=self.path, option="masks", value=f"labels/{name}", remedy=remedy)
-
-    def mask_name_stems(self, index: int) -> list[str]:
-        """Return the names by which other files may refer to an image: its id, and its own files without suffix."""
-        return [self.image_ids[index]]
+        raise ArgumentError(problem, path=self.header.path, option="masks", value=f"labels/{name}", remedy=remedy)
 
     @abstractmethod
-    def read_arrays(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
+    def read(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
         """Return one image (T, C, Z, Y, X), or one region of an image, per row.
 
         The arrays may be read-only views of a mapped file. Rows are in any order, with repeats. Regions are not empty,
-        and inside the image. Sources with `fills_out` fill and return ``out``, contiguous arrays of the shapes and
-        dtypes of the images.
+        and inside the image. If `Details.fills_out`, ``out`` is filled and returned: contiguous arrays of the
+        shapes and dtypes of the images.
         """
-
-    @cached_property
-    def is_in_place(self) -> bool:
-        """Whether images are views of a memory-mapped file, so that a region costs only its own pixels."""
-        return self.storage_info().in_place
-
-    @property
-    def fills_out(self) -> bool:
-        """Whether `read_arrays` fills ``out``, which saves an allocation or a copy of each image."""
-        return False
-
-    @property
-    def decodes_in_threads(self) -> bool:
-        """Whether two threads that read half of a batch each take at most 1 / 1.3 of the time of one."""
-        return False
-
-    def files_of(self, index: int) -> Sequence[str]:  # noqa: ARG002  # most formats store images in one file
-        """Return the files that store this image and little else; empty if they are unknown before files are read."""
-        return ()
-
-    def read_groups(self) -> Iterable[slice]:
-        """Return consecutive rows that are cheap to read by one call, for example those of a row group."""
-        return split_by_bytes(image_bytes(self.shapes, self.dtypes), BLOCK_BYTES)
 
     def mapped_stacks(self) -> Stacks | None:
         """Return all images as views of the memory-mapped file, or None if they cannot be views."""
@@ -184,61 +155,25 @@ class Images(ColumnReader, ABC):
 
     def stream(self) -> Iterator[Block]:
         """Yield all images in order, as pairs of a first index and an array (n, T, C, Z, Y, X) or a list of images."""
-        for group in self.read_groups():
-            yield group.start, self.read_arrays(range(group.start, group.stop))
-
-    def decode_into(self, images: ImageBuffer, done: Done | None = None) -> None:
-        """Decode each image once into ``images[index]``, which is an array of the image's shape and dtype.
-
-        ``done(first, stop)`` is called when images ``first`` to ``stop - 1`` are decoded and still in the CPU cache.
-        """
-        step = images_per_cache_block(self.shapes, self.dtypes)
-        if self.fills_out:
-            for first in range(0, len(self), step):
-                rows = range(first, min(first + step, len(self)))
-                out = [images[row] for row in rows]
-                copy_others(self.read_arrays(rows, out=out), out)
-                if done is not None:
-                    done(rows.start, rows.stop)
-            return
-        for start, decoded in self.stream():
-            for first in range(start, start + len(decoded), step):
-                part = decoded[first - start : first - start + step]
-                stop = first + len(part)
-                if isinstance(images, np.ndarray) and isinstance(part, np.ndarray):
-                    images[first:stop] = part
-                else:
-                    for index, image in enumerate(part, start=first):
-                        images[index][...] = image
-                if done is not None:
-                    done(first, stop)
+        for group in row_groups(self.header):
+            yield group.start, self.read(range(group.start, group.stop))
 
     @abstractmethod
     def metadata(self, index: int) -> dict[str, Any]:
         """Return the OME metadata of one image, with every field of ome-arrow."""
 
     @abstractmethod
-    def storage_info(self) -> Stored:
-        """Return how the images are stored and read, without decoding pixels."""
-
-    def stored_files(self) -> Iterator[Path]:
-        """Yield the files that hold the collection."""
-        if self.path.is_dir():
-            return files_below([self.path])
-        return iter([self.path, *filter(Path.exists, map(Path, self.guard.files))])
-
-    @abstractmethod
     def close(self) -> None:
         """Close files and connections; a later read opens them again."""
 
     def __len__(self) -> int:
-        return len(self.image_ids)
+        return len(self.header.image_ids)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.path,)
+    @abstractmethod
+    def __reduce__(self) -> tuple[Any, ...]: ...
 
     def __repr__(self) -> str:
-        return f"<{self.format.label} source of {len(self)} images at {str(self.path)!r}>"
+        return f"<{self.header.format.label} source of {len(self)} images at {str(self.header.path)!r}>"
 
 
 class _Forwarded:
@@ -258,34 +193,79 @@ class _Forwarded:
 
 
 def forwarded(attribute: str) -> Any:
-    """Return a descriptor for an attribute or a method of a member of the instance, for example ``_source.close``."""
+    """Return a descriptor for an attribute or a method of a member of the instance, for example ``source.close``."""
     return _Forwarded(attribute)
 
 
 class ImagesWrapper(Images):
     """Base class of compositions: images made of those of another source, which they close."""
 
-    fills_out = forwarded("_source.fills_out")
-    column_schema = forwarded("_source.column_schema")
-    _read_columns = forwarded("_source.column_table")
-    checksums = forwarded("_source.checksums")
-    format = forwarded("_source.format")
-    row_count = forwarded("_source.row_count")
-    part_layout = forwarded("_source.part_layout")
-    files_of = forwarded("_source.files_of")
-    image_columns = forwarded("_source.image_columns")
-    label_images = forwarded("_source.label_images")
-    labels = forwarded("_source.labels")
-    mask_name_stems = forwarded("_source.mask_name_stems")
-    metadata = forwarded("_source.metadata")
-    storage_info = forwarded("_source.storage_info")
-    stored_files = forwarded("_source.stored_files")
-    stored_size = forwarded("_source.stored_size")
-    close = forwarded("_source.close")
+    labels = forwarded("source.labels")
+    metadata = forwarded("source.metadata")
+    prefetch = forwarded("source.prefetch")
+    close = forwarded("source.close")
 
-    def __init__(self, source: Images) -> None:
-        self._source = source
-        vars(self).update({name: getattr(source, name) for name in _COPIED})
+    def __init__(self, source: Images, **changed: Any) -> None:
+        self.source, self.header, self.details = source, replace(source.header, **changed), source.details
+
+
+def stored_size(images: Images) -> tuple[int, int, int]:
+    """Return the number of files of the collection, their size in bytes, and their allocated size on disk."""
+    known = images.details.size()
+    if known is not None:
+        return known
+    files = list(images.details.files())
+    return (len(files), *space_on_disk(images.header.path, files))
+
+
+def outline_of(images: Images) -> Outline:
+    """Return the storage layout of the images, and the metadata of a few of them."""
+    details, rows = images.details, spread(len(images))
+    return details.outline() or Outline(details.storage_info(), list(map(images.metadata, rows)))
+
+
+def name_stems(images: Images, row: int) -> list[str]:
+    """Return the names by which other files may refer to an image: its id, and its own files without suffix."""
+    return list(dict.fromkeys([images.header.image_ids[row], *images.details.file_stems(row)]))
+
+
+def local_files(path: Path, guard: FileGuard) -> Iterator[Path]:
+    """Yield the files of a local collection: a file with the files that accompany it, or a folder."""
+    if path.is_dir():
+        return files_below([path])
+    return iter([path, *filter(Path.exists, map(Path, guard.files))])
+
+
+def row_groups(header: Header) -> Iterable[slice]:
+    """Return consecutive rows that are cheap to read by one call, for example those of a row group."""
+    return header.find_groups() or split_by_bytes(image_bytes(header.shapes, header.dtypes), BLOCK_BYTES)
+
+
+def decode_into(images: Images, out: ImageBuffer, done: Done | None = None) -> None:
+    """Decode each image once into ``out[index]``, which is an array of the image's shape and dtype.
+
+    ``done(first, stop)`` is called when images ``first`` to ``stop - 1`` are decoded and still in the CPU cache.
+    """
+    step = images_per_cache_block(images.header.shapes, images.header.dtypes)
+    if images.details.fills_out():
+        for first in range(0, len(images), step):
+            rows = range(first, min(first + step, len(images)))
+            targets = [out[row] for row in rows]
+            copy_others(images.read(rows, out=targets), targets)
+            if done is not None:
+                done(rows.start, rows.stop)
+        return
+    for start, decoded in images.stream():
+        for first in range(start, start + len(decoded), step):
+            part = decoded[first - start : first - start + step]
+            stop = first + len(part)
+            if isinstance(out, np.ndarray) and isinstance(part, np.ndarray):
+                out[first:stop] = part
+            else:
+                for index, image in enumerate(part, start=first):
+                    out[index][...] = image
+            if done is not None:
+                done(first, stop)
 
 
 def files_below(paths: Iterable[Path]) -> Iterator[Path]:
@@ -313,17 +293,18 @@ def read_distinct(read: Callable[[list[int]], list[Array]], rows: Sequence[int])
 
 
 def crop_images(images: Images, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
-    """Return regions of images that are decoded whole, a few at once unless they are mapped."""
+    """Return regions of images that are decoded whole, a few at once."""
     slices = list(map(slices_of, regions))
     distinct = sorted(set(rows))
     parts = [slice(0, len(distinct))]
-    if len(distinct) > 1 and not images.is_in_place:
-        sizes_bytes = image_bytes(images.shapes[distinct], [images.dtypes[row] for row in distinct])
+    if len(distinct) > 1:
+        header = images.header
+        sizes_bytes = image_bytes(header.shapes[distinct], [header.dtypes[row] for row in distinct])
         parts = [*split_by_bytes(sizes_bytes, _REGIONS_BYTES)]
     positions = rows_to_positions(rows)
     arrays: dict[int, Array] = {}
     for part in parts:
-        for row, image in zip(distinct[part], images.read_arrays(distinct[part]), strict=True):
+        for row, image in zip(distinct[part], images.read(distinct[part]), strict=True):
             crops = {position: image[slices[position]] for position in positions[row]}
             arrays |= crops if len(parts) == 1 else {n: np.array(crop) for n, crop in crops.items()}
     return [arrays[position] for position in range(len(rows))]

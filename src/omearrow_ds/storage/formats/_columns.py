@@ -38,49 +38,74 @@ _STORED_EXTENSIONS = ("arrow.uuid", "arrow.json", "arrow.bool8", "arrow.fixed_sh
 
 
 class ColumnReader:
-    """Base class of objects that have the ids of samples and read columns of samples on request.
+    """Columns of images or objects, one row per id, which are read on request.
 
-    A subclass either sets ``columns``, or sets ``column_schema`` and implements `_read_columns`.
+    A subclass either sets ``table``, or sets ``schema`` and implements `_read`.
     """
 
     path: Path
-    image_ids: Sequence[str]  # One id per row.
+    image_ids: Sequence[str]
 
     @cached_property
-    def columns(self) -> pa.Table:
+    def table(self) -> pa.Table:
         """All columns, read at the first access."""
-        return self._read_columns(self.column_names)
+        return self._read(self.names)
 
     @cached_property
-    def column_schema(self) -> pa.Schema:
+    def schema(self) -> pa.Schema:
         """Names and types of the columns."""
-        return self.columns.schema
+        return self.table.schema
 
     @property
-    def column_names(self) -> list[str]:
+    def names(self) -> list[str]:
         """Names of the columns."""
-        names: list[str] = self.column_schema.names
+        names: list[str] = self.schema.names
         return names
 
     def column(self, name: str) -> pa.ChunkedArray:
         """Return one column without reading the others."""
-        columns = vars(self).get("columns")
-        if columns is not None and name in columns.column_names:
-            return columns[name]
-        return self.column_table([name])[name]
+        table = vars(self).get("table")
+        return table[name] if table is not None and name in table.column_names else self.select([name])[name]
 
-    def column_table(self, names: Sequence[str]) -> pa.Table:
+    def select(self, names: Sequence[str]) -> pa.Table:
         """Return the named columns in the order of ``names`` without reading other columns."""
-        known = self.column_names
+        known = self.names
         unknown = set(check_column_names(names)).difference(known)
         if unknown:
             raise unknown_column(next(name for name in names if name in unknown), known, self.path)
-        columns = vars(self).get("columns")
-        return self._read_columns(list(names)) if columns is None else columns.select(list(names))
+        table = vars(self).get("table")
+        return self._read(list(names)) if table is None else table.select(list(names))
 
-    def _read_columns(self, names: list[str]) -> pa.Table:
+    def _read(self, names: list[str]) -> pa.Table:
         """Read existing columns."""
-        return self.columns.select(names)
+        return self.table.select(names)
+
+
+class ImageColumns(ColumnReader):
+    """Columns and checksums of the images of a collection.
+
+    ``columns`` are those that were read when the collection was opened, or their schema; then ``read`` returns existing
+    columns. ``find_checksums`` returns a string or a null per image, or None if no checksums are stored.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        image_ids: Sequence[str],
+        columns: pa.Table | pa.Schema,
+        read: Callable[[list[str]], pa.Table] | None = None,
+        find_checksums: Callable[[], pa.ChunkedArray | None] = lambda: None,
+    ) -> None:
+        self.path, self.image_ids, self._find_checksums = path, image_ids, find_checksums
+        if read is None:
+            self.table = columns
+        else:
+            self.schema, self._read = columns, read  # type: ignore[assignment, method-assign]
+
+    @cached_property
+    def checksums(self) -> pa.ChunkedArray | None:
+        """A string or a null per image; None if no checksums are stored."""
+        return self._find_checksums()
 
 
 def is_narrow(names: Sequence[str]) -> bool:

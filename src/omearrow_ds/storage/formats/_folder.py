@@ -44,8 +44,8 @@ from omearrow_ds.storage.extents import (
     consecutive_planes,
 )
 from omearrow_ds.storage.formats import get_format
-from omearrow_ds.storage.formats._base import Array, Block, Images, files_below, forwarded
-from omearrow_ds.storage.formats._columns import columns_and_checksums
+from omearrow_ds.storage.formats._base import Array, Block, Details, Header, Images, files_below, forwarded, local_files
+from omearrow_ds.storage.formats._columns import ImageColumns, columns_and_checksums
 from omearrow_ds.storage.formats._detect import (
     SIDECAR,
     SIDECAR_FORMAT_KEY,
@@ -396,30 +396,38 @@ class FolderImages(Images):
 
     _check_ns = 0  # Time of the next check of the open folder.
     metadata = forwarded("_reader.metadata")
-    label_images = forwarded("_reader.label_images")
-    storage_info = forwarded("_reader.describe_storage")
 
     def __init__(self, reader: FileReader) -> None:
         folder = self._folder = reader.folder
-        self._reader, self.name, self.path, self.guard = reader, folder.format_name, folder.path, folder.guard
+        self._reader = reader
         if sys.byteorder == "big":
             folder.members = [member._replace(pixel_offset=None) for member in folder.members]
-        self.image_ids = [member.image_id for member in folder.members]
-        self.shapes, self.dtypes = folder.shapes, [member.dtype for member in folder.members]
-        self.columns, self.checksums, self.variant = folder.columns, folder.checksums, folder.variant
-        self.fetches, self._fetches_whole = folder.is_remote, reader.fetches_whole
+        image_ids = [member.image_id for member in folder.members]
+        self.header = Header(
+            format=get_format(folder.format_name),
+            path=folder.path,
+            guard=folder.guard,
+            image_ids=image_ids,
+            shapes=folder.shapes,
+            dtypes=[member.dtype for member in folder.members],
+            columns=ImageColumns(folder.path, image_ids, folder.columns, None, lambda: folder.checksums),
+            variant=folder.variant,
+            row_count=len(image_ids),
+        )
+        self._fetches_whole = reader.fetches_whole
+        self.details = Details(
+            storage_info=reader.describe_storage,
+            files=partial(_files_in, folder),
+            size=partial(_size_of_objects, reader),
+            label_names=reader.label_images,
+            files_of=(lambda _: ()) if folder.is_remote else reader.files_of,
+            fills_out=lambda: not folder.is_remote,
+        )
         self._open_folder = ProcessLocal(partial(_open_root, folder))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the listing, so that other processes need not read every file again."""
         return _reopen, (self._reader,)
-
-    @property
-    def fills_out(self) -> bool:
-        return not self._fetches_whole
-
-    def files_of(self, index: int) -> Sequence[str]:
-        return () if self.fetches else self._reader.files_of(index)
 
     def prefetch(self, rows: Sequence[int]) -> None:
         if self._fetches_whole:
@@ -430,17 +438,17 @@ class FolderImages(Images):
         self.prefetch(range(len(self)))
         return super().stream()
 
-    def read_arrays(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
+    def read(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
         if regions is None:
             return self._read_whole(rows, out)
-        with nullcontext() if self.is_in_place else self.guard:
+        with nullcontext() if self._are_files_checked else self._folder.guard:
             return self._read_located(rows, regions)
 
     @cached_property
-    def is_in_place(self) -> bool:
+    def _are_files_checked(self) -> bool:
         """Whether each read of pixels checks their file, so that no further check is needed."""
         members = self._folder.members
-        return isinstance(self.path, Url) or all(member.pixel_offset is not None for member in members)
+        return isinstance(self._folder.path, Url) or all(member.pixel_offset is not None for member in members)
 
     @cached_property
     def _has_offsets(self) -> bool:
@@ -453,7 +461,7 @@ class FolderImages(Images):
         images: list[Array] = []
         others = []
         members, root = self._folder.members, self._folder.root
-        opened = self._checked_folder() if self._has_offsets and not self.fetches else None
+        opened = self._checked_folder() if self._has_offsets and not self._folder.is_remote else None
         for number, row in enumerate(rows):
             member = members[row]
             image = new_image(member.shape, member.dtype, f"{root}/{member.file}") if out is None else out[number]
@@ -462,7 +470,7 @@ class FolderImages(Images):
             images.append(image)
         if others:
             regions = [[0, 0, 0, 0, 0, *images[number].shape] for number in others]
-            with self.guard:
+            with self._folder.guard:
                 arrays = self._read_located([rows[n] for n in others], regions, [images[n] for n in others])
             for number, pixels in zip(others, arrays, strict=True):
                 images[number] = pixels
@@ -496,7 +504,7 @@ class FolderImages(Images):
         return ImageChunks(layout, self._listed_file(member), offsets)
 
     def _listed_file(self, member: Member) -> LocalFile | ObjectFile:
-        if self.fetches:
+        if self._folder.is_remote:
             return self._folder.files.open(self._folder.path_of(member.file))
         size_bytes, modified_ns = member.size_bytes or 0, member.modified_ns
         fingerprint = (size_bytes,) if modified_ns is None else (size_bytes, modified_ns)
@@ -510,34 +518,36 @@ class FolderImages(Images):
                 status = os.stat(SIDECAR, dir_fd=opened.descriptor)
             except FileNotFoundError:
                 raise FormatError(
-                    "was removed since it was opened", path=self.path, remedy="restore it, and open it again"
+                    "was removed since it was opened", path=self._folder.path, remedy="restore it, and open it again"
                 ) from None
-            self.guard.compare((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
+            self._folder.guard.compare((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
             self._check_ns = monotonic_ns() + STATUS_NS
         return opened
 
     def labels(self, name: str) -> tuple[Images, Array]:
         return self._reader.open_labels(name) or super().labels(name)
 
-    def stored_files(self) -> Iterator[Path]:
-        """Yield the local files of the images; folders of other programs may contain further files."""
-        if self.fetches:
-            return iter(())
-        if self._folder.is_listed:
-            return super().stored_files()
-        return files_below(map(self._folder.path_of, dict.fromkeys(member.file for member in self._folder.members)))
-
-    def stored_size(self) -> tuple[int, int, int]:
-        if not isinstance(self._folder.files, ObjectFileSet):
-            return super().stored_size()
-        num_files, size_bytes = self._reader.object_sizes(self._folder.files.versions)
-        return num_files, size_bytes, size_bytes
-
     def close(self) -> None:
         self._open_folder.close()
         self._folder.files.close()
-        if self.fetches:
+        if self._folder.is_remote:
             self._reader.chunks.clear()
+
+
+def _files_in(folder: Folder) -> Iterator[Path]:
+    """Yield the local files of the images; folders of other programs may contain further files."""
+    if folder.is_remote:
+        return iter(())
+    if folder.is_listed:
+        return local_files(folder.path, folder.guard)
+    return files_below(map(folder.path_of, dict.fromkeys(member.file for member in folder.members)))
+
+
+def _size_of_objects(reader: FileReader) -> tuple[int, int, int] | None:
+    if not isinstance(reader.folder.files, ObjectFileSet):
+        return None
+    num_files, size_bytes = reader.object_sizes(reader.folder.files.versions)
+    return num_files, size_bytes, size_bytes
 
 
 def read_in_place(folder: OpenFolder, member: Member, image: Array) -> bool:

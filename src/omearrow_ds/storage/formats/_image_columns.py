@@ -6,6 +6,7 @@ import functools
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import filterfalse
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ class ImageColumn:
     name: str
     fields: tuple[str, ...]
     type: pa.DataType
+    info_fields: tuple[str, ...]  # Names of the fields that describe an image: all fields without pixels.
 
     @property
     def encoding(self) -> str:
@@ -40,11 +42,6 @@ class ImageColumn:
         chunks = self.type.field("chunks").type if "chunks" in self.fields else pa.null()
         chunk = getattr(chunks, "value_type", pa.null())
         return "bytes" if pa.types.is_struct(chunk) and chunk.get_field_index("pixel_bytes") >= 0 else "list"
-
-    @property
-    def info_fields(self) -> list[str]:
-        """Names of the struct fields that describe an image, that is, of all fields without pixels."""
-        return [name for name in self.fields if name not in _UNREAD_FIELDS]
 
     @property
     def pixel_field(self) -> str:
@@ -109,7 +106,8 @@ def image_columns(table: pa.Schema) -> dict[str, ImageColumn]:
     for column in table:
         names = tuple(column.type.names) if pa.types.is_struct(column.type) else ()
         if "pixels_meta" in names and set(names) & set(_PIXEL_FIELDS):
-            columns[column.name] = ImageColumn(column.name, names, column.type)
+            info_fields = tuple(filterfalse(_UNREAD_FIELDS.__contains__, names))
+            columns[column.name] = ImageColumn(column.name, names, column.type, info_fields)
     return columns
 
 
@@ -145,13 +143,14 @@ def kinds_of(info: pa.Table, subject: str) -> Kinds:
     if min(field_indices) < 0:
         child(pixels_meta, PIXELS_META[field_indices.index(-1)], meta)  # Raises an error.
     fields = list(map(pixels_meta.field, field_indices))
-    null = flags(pixels_meta.is_null())
+    null = flags(pixels_meta.is_null()) if pixels_meta.null_count else np.zeros(len(info), bool)
     if all(map(attrgetter("null_count"), fields)):
         null |= np.logical_and.reduce([flags(field.is_null()) for field in fields])
     *sizes, names = fields
-    if all(map(pa.types.is_integer, map(attrgetter("type"), sizes))):
-        sizes = [pa.concat_arrays([field.cast(pa.int64(), safe=False) for field in sizes])]
-    shapes = np.concatenate(list(map(whole_numbers, sizes))).reshape(len(PIXELS_META) - 1, -1).T.copy()
+    shapes = np.empty((len(info), len(sizes)), np.int64)
+    for axis, size in enumerate(sizes):
+        is_plain = pa.types.is_integer(size.type) and not size.null_count
+        shapes[:, axis] = numbers(size) if is_plain else whole_numbers(size)
     shapes[null] = 0
     is_large = shapes.astype(float).prod(axis=1) >= _PIXELS_LIMIT
     for is_bad, problem in (
@@ -161,14 +160,10 @@ def kinds_of(info: pa.Table, subject: str) -> Kinds:
         if is_bad.any():
             shape = f"image {is_bad.argmax()} has the shape {shapes[is_bad.argmax()].tolist()}"
             raise FormatError(f"{subject}: {shape}, {problem}; correct pixels_meta")
-    return Kinds(shapes, _dtypes(names, null, subject), null)
-
-
-def _dtypes(names: pa.Array, null: Array, subject: str) -> list[np.dtype[Any]]:
     if not is_text(names.type):
         problem = f"pixels_meta.type is {names.type}, expected a string"
         raise FormatError(f"{subject}: {problem}; write dtypes such as 'uint16'")
-    missing = flags(names.is_null()) & ~null
+    missing = flags(names.is_null()) & ~null if names.null_count else null[:0]
     if missing.any():
         problem = f"image {missing.argmax()}: pixels_meta.type is null, expected a dtype"
         raise FormatError(f"{subject}: {problem}; correct it")
@@ -180,4 +175,4 @@ def _dtypes(names: pa.Array, null: Array, subject: str) -> list[np.dtype[Any]]:
         if rows.any():
             dtypes[code] = schema.pixel_dtype(name.decode(errors="replace"), f"{subject}: image {int(rows.argmax())}")
     dtypes[-1] = next(iter(dtypes.values()), schema.DTYPES[0])
-    return list(map(dtypes.__getitem__, codes.tolist()))
+    return Kinds(shapes, list(map(dtypes.__getitem__, codes.tolist())), null)

@@ -23,9 +23,19 @@ from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.resources import image_bytes
 from omearrow_ds.storage.byte_source import MappedFile, ObjectFile, version_fingerprint
 from omearrow_ds.storage.extents import Regions, Targets
-from omearrow_ds.storage.formats import CHUNK_PREFIX, get_format
-from omearrow_ds.storage.formats._base import Array, Block, Images, crop_images, forwarded
-from omearrow_ds.storage.formats._columns import is_narrow, plain_columns, plain_schema
+from omearrow_ds.storage.formats import CHUNK_PREFIX, Format, get_format
+from omearrow_ds.storage.formats._base import (
+    Array,
+    Block,
+    Details,
+    Header,
+    Images,
+    crop_images,
+    forwarded,
+    local_files,
+    read_distinct,
+)
+from omearrow_ds.storage.formats._columns import MAX_COLUMNS_AT_ONCE, ImageColumns, plain_columns, plain_schema
 from omearrow_ds.storage.formats._error_translation import MALFORMED, damaged
 from omearrow_ds.storage.formats._file_guard import FileGuard, Fingerprint
 from omearrow_ds.storage.formats._image_columns import (
@@ -234,135 +244,119 @@ class TableImages(Images):
     """
 
     looked: tuple[pa.Table, pa.Table] | None = None
-    decodes_in_threads = forwarded("table.decodes_in_threads")
     mapped_stacks = forwarded("table.mapped_stacks")
-    metadata = forwarded("header.metadata")
+    metadata = forwarded("table.header.metadata")
     close = forwarded("table.close")
 
     def __init__(
         self, name: str, table_type: type[StoredTable], errors: tuple[type[Exception], ...], path: Path, **options: Any
     ) -> None:
-        self.name, self.path, self._options, self._errors = name, path, TableOptions(**options), errors
-        fmt = get_format(name)
-        self.guard = FileGuard(path, fmt.label, errors)
-        self.fetches = self._options.objects is not None and "ranges" in fmt.remote_access
-        with self.guard.interpreting():
-            self.table = table_type(self.guard, self._options)
-            self._read_header()
+        self._options, self._errors, fmt = TableOptions(**options), errors, get_format(name)
+        guard = FileGuard(path, fmt.label, errors)
+        with guard.interpreting():
+            self.table = table_type(guard, self._options)
+            self._read_header(fmt, guard)
 
-    def _read_header(self) -> None:
+    def _read_header(self, fmt: Format, guard: FileGuard) -> None:
         """Read ids, shapes, dtypes and columns; checksums are not among the columns.
 
         Raises `FormatError` if the sizes or the dtype of an image are missing or impossible.
         """
-        table, options = self.table, self._options
-        self._image_columns = image_columns(table.schema)
-        column = _choose_column(table.schema, self._image_columns, options.image_column, self)
-        self.variant, self.image_column = table.options.variant, (column.name,)
-        other_images = list(self._image_columns)
-        other_images.remove(column.name)
-        self.other_image_columns = tuple(other_images)
-        subject = f"{self.path}, column {column.name!r}" if other_images else str(self.path)
+        table, options, path = self.table, self._options, guard.path
+        with_images = image_columns(table.schema)
+        column = _choose_column(table, with_images, options.image_column)
+        other_images = [name for name in with_images if name != column.name]
+        subject = f"{path}, column {column.name!r}" if other_images else str(path)
         if column.type not in OWN_TYPES:
-            refuse_twins(column, self.path)
+            refuse_twins(column, path)
         names = table.schema.names if options.with_columns else []
-        others = [name for name in names if name not in self._image_columns]
-        is_at_once = is_narrow(others)  # Other columns are read on request, except checksums.
+        others = [name for name in names if name not in with_images]
+        is_at_once = len(others) <= MAX_COLUMNS_AT_ONCE  # Other columns are read on request, except checksums.
         look = options.look and is_at_once
         early_names = others if is_at_once else [name for name in others if name == schema.CHECKSUM_COLUMN]
         info, early = table.read_header(column, early_names, look=look)
         info.validate(full=True)
         early.validate(full=True)
+        describe = partial(
+            Header,
+            format=fmt,
+            path=path,
+            guard=guard,
+            image_column=(column.name,),
+            other_image_columns=tuple(other_images),
+            variant=table.options.variant,
+            find_groups=table.read_groups,
+        )
+        objects = options.objects
+        self.details = Details(
+            storage_info=partial(_storage_of, table),
+            files=partial(local_files, path, guard) if objects is None else lambda: iter(()),
+            size=(lambda: None) if objects is None else partial(_size_of_objects, fmt, guard, objects),
+            image_columns=partial(_describe_columns, table, with_images),
+            decodes_in_threads=lambda: table.decodes_in_threads,
+        )
         if look:
-            self.looked = info, early
+            self.looked, shapes = (info, early), np.empty((0, 5), np.int64)
+            columns = ImageColumns(path, (), early)
+            self.header = describe(image_ids=(), shapes=shapes, dtypes=(), columns=columns, row_count=0)
             table.close()
             return
-        self.header = table.header = TableHeader(self.guard, column, subject, info)
-        self.shapes, self.dtypes, self.image_ids = self.header.shapes, self.header.dtypes, self.header.image_ids
-        plain = plain_schema(pa.schema(map(table.schema.field, others)), str(self.path))
-        index, checksums = plain.get_field_index(schema.CHECKSUM_COLUMN), list[str]()
-        self.column_schema = plain
+        stored = table.header = TableHeader(guard, column, subject, info)
+        plain = plain_schema(pa.schema(map(table.schema.field, others)), str(path))
+        index, column_schema, sums = plain.get_field_index(schema.CHECKSUM_COLUMN), plain, list[str]()
         if index >= 0 and plain.field(index).type == pa.string():
-            self.column_schema = plain.remove(index)
+            column_schema = plain.remove(index)
             if column.name == schema.COLUMN:  # Checksums belong to this package's image column.
-                checksums = [schema.CHECKSUM_COLUMN]
-        required = [*checksums, *(self.column_schema.names if is_at_once else ())]
+                sums = [schema.CHECKSUM_COLUMN]
+        required = [*sums, *(column_schema.names if is_at_once else ())]
         if required and set(required) <= set(early.column_names):
             known = plain if required == early.column_names == plain.names else None
-            columns = plain_columns(early.select(required), str(self.path), known)
+            read = plain_columns(early.select(required), str(path), known)
         else:
-            columns = self._read_columns(required)
-        if checksums:
-            self.checksums = columns[schema.CHECKSUM_COLUMN]
-        if is_at_once:
-            self.columns = columns.select(self.column_schema.names)
+            read = _read_columns(table, required)
+        checksums = read[schema.CHECKSUM_COLUMN] if sums else None
+        self.header = describe(
+            image_ids=stored.image_ids,
+            shapes=stored.shapes,
+            dtypes=stored.dtypes,
+            columns=ImageColumns(
+                path,
+                stored.image_ids,
+                read.select(column_schema.names) if is_at_once else column_schema,
+                None if is_at_once else partial(_read_columns, table),
+                lambda: checksums,
+            ),
+            row_count=len(stored.image_ids),
+        )
         table.is_wide = not is_at_once
         table.locate()
 
-    def _read_columns(self, names: list[str]) -> pa.Table:
-        if not names:
-            return pa.table({})
-        self.guard.refuse_changed()
-        with self.guard.interpreting():
-            columns = self.table.read_columns(names)
-            columns.validate(full=True)
-        if len(columns) != len(self):
-            raise rows_changed(self.path, len(columns), len(self))
-        return plain_columns(columns, str(self.path))
-
-    def image_columns(self) -> list[ImagesOf]:
-        columns = []
-        for name, column in self._image_columns.items():
-            try:
-                with self.guard.reading():
-                    info, _ = self.table.read_header(column, (), look=False)
-                columns.append(ImagesOf.of(name, kinds_of(info, str(self.path))))
-            except OMEArrowDSError as error:
-                columns.append(ImagesOf(name, problem=str(error)))
-        return columns
-
-    def read_arrays(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
+    def read(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
         del out
         if regions is not None:
             return crop_images(self, rows, regions)
-        if len(rows) == 1:
-            return self.table.read_images(rows)
-        distinct = sorted(set(rows))
-        images = self.table.read_images(distinct)
-        if distinct == (rows if isinstance(rows, list) else list(rows)):
-            return images
-        by_row = dict(zip(distinct, images, strict=True))
-        return [by_row[row] for row in rows]
-
-    def read_groups(self) -> Iterable[slice]:
-        groups = self.table.read_groups()
-        return super().read_groups() if groups is None else groups
+        return self.table.read_images(rows) if len(rows) == 1 else read_distinct(self.table.read_images, rows)
 
     def stream(self) -> Iterator[Block]:
         blocks = self.table.stream()
         return super().stream() if blocks is None else blocks
 
-    def storage_info(self) -> Stored:
-        stored, codec = self.table.layout(), _find_chunk_codec(self.table)
-        if codec is None:
-            return stored
-        reading = f"each chunk is decompressed separately; {stored.reading}"
-        return replace(stored, compression=f"{CHUNK_PREFIX}{codec}", in_place=False, reading=reading)
-
-    def stored_files(self) -> Iterator[Path]:
-        return iter(()) if self._options.objects is not None else super().stored_files()
-
-    def stored_size(self) -> tuple[int, int, int]:
-        if self._options.objects is None:
-            return super().stored_size()
-        sizes = [(self.guard.fingerprint or (0,))[0]]
-        if self.format.is_folder:
-            sizes = [size_bytes for size_bytes, _ in self._options.objects.inside(str(self.path)).values()]
-        return len(sizes), sum(sizes), sum(sizes)
-
     def __reduce__(self) -> tuple[Any, ...]:
-        options = vars(self.table.options)
-        return partial(TableImages, self.name, type(self.table), self._errors, **options), (self.path,)
+        options, name = vars(self.table.options), self.header.format.name
+        return partial(TableImages, name, type(self.table), self._errors, **options), (self.header.path,)
+
+
+def _read_columns(table: StoredTable, names: list[str]) -> pa.Table:
+    if not names:
+        return pa.table({})
+    num_images = len(table.header.image_ids)
+    table.guard.refuse_changed()
+    with table.guard.interpreting():
+        columns = table.read_columns(names)
+        columns.validate(full=True)
+    if len(columns) != num_images:
+        raise rows_changed(table.path, len(columns), num_images)
+    return plain_columns(columns, str(table.path))
 
 
 def _find_chunk_codec(table: StoredTable) -> str | None:
@@ -373,30 +367,57 @@ def _find_chunk_codec(table: StoredTable) -> str | None:
     return codec_of_chunks(next(iter(table.fetch(header.column.pixel_field, rows))))
 
 
-def _choose_column(
-    table: pa.Schema, candidates: Mapping[str, ImageColumn], requested: str | None, images: TableImages
-) -> ImageColumn:
-    """Return the requested image column, or the default one; ``images`` describes all of them in errors.
+def _storage_of(table: StoredTable) -> Stored:
+    stored, codec = table.layout(), _find_chunk_codec(table)
+    if codec is None:
+        return stored
+    reading = f"each chunk is decompressed separately; {stored.reading}"
+    return replace(stored, compression=f"{CHUNK_PREFIX}{codec}", in_place=False, reading=reading)
+
+
+def _size_of_objects(fmt: Format, guard: FileGuard, objects: ObjectReader) -> tuple[int, int, int]:
+    """Return number and size of the objects at a URL."""
+    sizes = [(guard.fingerprint or (0,))[0]]
+    if fmt.is_folder:
+        sizes = [size_bytes for size_bytes, _ in objects.inside(str(guard.path)).values()]
+    return len(sizes), sum(sizes), sum(sizes)
+
+
+def _describe_columns(table: StoredTable, with_images: Mapping[str, ImageColumn]) -> list[ImagesOf]:
+    """Summarize each image column without reading pixels."""
+    columns = []
+    for name, column in with_images.items():
+        try:
+            with table.guard.reading():
+                info, _ = table.read_header(column, (), look=False)
+            columns.append(ImagesOf.of(name, kinds_of(info, str(table.path))))
+        except OMEArrowDSError as error:
+            columns.append(ImagesOf(name, problem=str(error)))
+    return columns
+
+
+def _choose_column(table: StoredTable, candidates: Mapping[str, ImageColumn], requested: str | None) -> ImageColumn:
+    """Return the requested image column, or the default one.
 
     Raises `ColumnError` if it is missing, or two columns have one name; `ImageColumnError` if none is requested, there
     are several, and none has our default name.
     """
-    path = images.path
-    twins = Counter(table.names).most_common(1)
+    path, names = table.path, table.schema.names
+    twins = Counter(names).most_common(1)
     if twins and twins[0][1] > 1:
         raise ColumnError(f"{path}: several columns have the name {twins[0][0]!r}; rename all but one")
     default = [schema.COLUMN] if schema.COLUMN in candidates else list(candidates)
     if not candidates:
-        types = ", ".join(f"{field.name}: {str(field.type)[:40]}" for field in table)
+        types = ", ".join(f"{field.name}: {str(field.type)[:40]}" for field in table.schema)
         problem = f"no column is an OME-Arrow struct (with pixels_meta and chunks or planes) among {types}"
         raise ColumnError(f"{path}: {problem}; pass a table with images")
     if requested is None and len(default) > 1:
-        problem = f"{len(candidates)} columns contain images: {_listed(images)}"
+        problem = f"{len(candidates)} columns contain images: {_listed(table, candidates)}"
         remedy = "pass image_column= with the name of one, or of several to join them along C"
         raise ImageColumnError(f"{path}: {problem}; {remedy}", default)
     if requested is not None and requested not in candidates:
-        problem = "is not an OME-Arrow struct" if requested in table.names else "does not exist"
-        raise ColumnError(f"{path}: image_column={requested!r} {problem}; pass one of {_listed(images)}")
+        problem = "is not an OME-Arrow struct" if requested in names else "does not exist"
+        raise ColumnError(f"{path}: image_column={requested!r} {problem}; pass one of {_listed(table, candidates)}")
     return candidates[default[0] if requested is None else requested]
 
 
@@ -466,8 +487,8 @@ def _odd_chunk_orders(info: pa.Table) -> Array:
     return is_odd
 
 
-def _listed(images: TableImages) -> str:
-    return " and ".join(f"{column.name!r} ({column.text})" for column in images.image_columns())
+def _listed(table: StoredTable, with_images: Mapping[str, ImageColumn]) -> str:
+    return " and ".join(f"{column.name!r} ({column.text})" for column in _describe_columns(table, with_images))
 
 
 def rows_changed(path: Path, num_images: int, expected: int) -> FormatError:

@@ -29,7 +29,7 @@ from omearrow_ds.errors import (
     OMEArrowDSError,
     PathExistsError,
 )
-from omearrow_ds.storage.formats import get_format
+from omearrow_ds.storage.formats import accompanying_files, get_format
 from omearrow_ds.storage.formats._base import Array, Block
 from omearrow_ds.storage.formats._error_translation import first_line
 from omearrow_ds.storage.formats._file_guard import FileGuard
@@ -233,7 +233,7 @@ class DuckDBTable(StoredTable):
 
     def __init__(self, guard: FileGuard, options: TableOptions) -> None:
         super().__init__(guard, options)
-        guard.files = list(map(str, get_format(self._format_name).files_beside(self.path)))
+        guard.files = list(map(str, accompanying_files(get_format(self._format_name), self.path)))
         guard.explain = explain
         self._connection = ProcessLocal(self._open)
         self._from = self._relation()

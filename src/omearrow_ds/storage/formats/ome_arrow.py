@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from operator import add
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,8 +29,20 @@ from omearrow_ds.errors import DecodeError, FormatError, ImageError
 from omearrow_ds.resources import image_bytes, split_by_bytes
 from omearrow_ds.storage.byte_source import ByteSource, MappedFile
 from omearrow_ds.storage.extents import Region, Regions, Targets, Window, file_windows, size_of, whole_windows
-from omearrow_ds.storage.formats._base import Array, Block, Images, crop_images, forwarded, group_by_part, read_distinct
-from omearrow_ds.storage.formats._columns import columns_and_checksums
+from omearrow_ds.storage.formats import get_format
+from omearrow_ds.storage.formats._base import (
+    Array,
+    Block,
+    Details,
+    Header,
+    Images,
+    crop_images,
+    forwarded,
+    group_by_part,
+    local_files,
+    read_distinct,
+)
+from omearrow_ds.storage.formats._columns import ImageColumns, columns_and_checksums
 from omearrow_ds.storage.formats._detect import OME_ARROW_MANIFEST, OME_ARROW_TABLES, SIDECAR, SIDECAR_FORMAT_KEY
 from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._folder import link_refused
@@ -203,85 +216,40 @@ class OMEArrowImages(Images):
     Raises `FormatError` if a table is missing, or an image is invalid.
     """
 
-    name = "ome_arrow"
-    storage_info = forwarded("_chunks.storage_info")
     close = forwarded("_chunks.close")
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.guard = FileGuard(path, self.format.label, ERRORS)
-        self.guard.files = [f"{path}/{name}" for name in _FILES]
-        self._refuse_other_folder()
-        with self.guard, self.guard.interpreting():
-            images = self._table(_IMAGES)
-            self._refuse_other_manifest(len(images))
-            self._set_images(images)
-            self._set_rest(images)
-            index = self._table(_INDEX) if (path / _INDEX).exists() else None
-            self._chunks = ChunkTable(self, images, index)
+        fmt = get_format("ome_arrow")
+        guard = self._guard = FileGuard(path, fmt.label, ERRORS)
+        guard.files = [f"{path}/{name}" for name in _FILES]
+        _refuse_other_folder(path)
+        with guard, guard.interpreting():
+            images = _read_table(guard, _IMAGES)
+            _refuse_other_manifest(guard, len(images))
+            image_ids, shapes, dtypes = _kinds_of_images(images, path / _IMAGES)
+            described = ("name", "image_type", "channels_json")
+            self._described = images.select([name for name in described if name in images.column_names])
+            image_ids, self._listed, columns = _rest_of_images(guard, images, image_ids)
+            self.header = Header(
+                format=fmt,
+                path=path,
+                guard=guard,
+                image_ids=image_ids,
+                shapes=shapes,
+                dtypes=dtypes,
+                columns=columns,
+                row_count=len(image_ids),
+                find_groups=lambda: split_by_bytes(image_bytes(shapes, dtypes), _BLOCK_BYTES),
+            )
+            index = _read_table(guard, _INDEX) if (path / _INDEX).exists() else None
+            self._chunks = ChunkTable(self.header, images, index)
+            self.details = Details(storage_info=self._chunks.storage_info, files=partial(local_files, path, guard))
         self.close()
 
-    def _refuse_other_folder(self) -> None:
-        """Raise `FormatError` if the tables are missing, or one of the files is a symbolic link."""
-        if not self.path.is_dir():
-            raise FormatError(f"{self.path}: is not a folder, expected an ome-arrow dataset; pass another format=")
-        for name in _FILES:
-            if (self.path / name).is_symlink():
-                raise link_refused(self.path / name)
-        missing = [name for name in (_IMAGES, _CHUNKS) if not (self.path / name).exists()]
-        if missing:
-            raise FormatError(f"{self.path}: {missing[0]} does not exist; restore the folder, or write it again")
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OMEArrowImages, (self.header.path,)
 
-    def _refuse_other_manifest(self, count: int) -> None:
-        """Raise `FormatError` if the manifest, which is optional for ome-arrow, has another layout or image count."""
-        file = self.path / OME_ARROW_MANIFEST
-        if not file.exists():
-            return
-        with self.guard.interpreting(file, "a manifest of ome-arrow"):
-            manifest = json.loads(file.read_text(encoding="utf-8"))
-            layout, num_images = manifest["layout"], manifest.get("image_count", count)
-        if layout != _LAYOUT or num_images != count:
-            stated, expected = f"layout {layout!r} and {num_images} images", f"{_LAYOUT!r} and {count} as in {_IMAGES}"
-            raise FormatError(f"{file}: states {stated}, expected {expected}; restore the folder")
-
-    def _table(self, name: str) -> pa.Table:
-        with self.guard.interpreting(self.path / name, "a Parquet file"):
-            table = pq.ParquetFile(self.path / name).read()
-            table.validate(full=True)
-        return table
-
-    def _set_images(self, images: pa.Table) -> None:
-        arrays = [images[name.replace("type", "dtype")].combine_chunks() for name in PIXELS_META]
-        info = pa.table({"pixels_meta": pa.StructArray.from_arrays(arrays, PIXELS_META)})
-        path = self.path / _IMAGES
-        kinds = kinds_of(info, str(path))
-        if kinds.null.any():
-            raise FormatError(f"{path}: image {kinds.null.argmax()} has neither sizes nor a dtype; restore the file")
-        self.shapes, self.dtypes = kinds.shapes, [dtype.newbyteorder("=") for dtype in kinds.dtypes]
-        ids = images["image_id"].to_pylist()
-        self.image_ids = [str(row if image_id is None else image_id) for row, image_id in enumerate(ids)]
-        if len(set(ids)) < len(ids):
-            raise FormatError(f"{path}: image_id is not unique, so chunks cannot be assigned to images; correct it")
-        described = ("name", "image_type", "channels_json")
-        self._described = images.select([name for name in described if name in images.column_names])
-
-    def _set_rest(self, images: pa.Table) -> None:
-        """Set metadata, columns and checksums from the sidecar table, or from ome-arrow's own table without one."""
-        self._listed: pa.Array | None = None
-        if not (self.path / SIDECAR).exists():
-            others = images.select([name for name in images.column_names if name not in _IMAGE_FIELDS])
-            self.columns, self.checksums = columns_and_checksums(others, str(self.path))
-            return
-        table = self._table(SIDECAR)
-        self._listed = table[schema.SIDECAR_COLUMN].combine_chunks()
-        if self._listed.field("image_id").to_pylist() != images["image_id"].to_pylist():
-            remedy = "restore it, or remove it to read the images without columns"
-            raise FormatError(f"{self.path / SIDECAR}: does not list the same images as {_IMAGES}; {remedy}")
-        self.image_ids = self._listed.field("id").to_pylist()
-        others = table.drop_columns(schema.SIDECAR_COLUMN)
-        self.columns, self.checksums = columns_and_checksums(others, str(self.path))
-
-    def read_arrays(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
+    def read(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
         del out
         if not self._chunks.is_one_each:
             return self._read_regions(rows, regions or [None] * len(rows))
@@ -291,21 +259,21 @@ class OMEArrowImages(Images):
 
     def _read_regions(self, rows: Sequence[int], regions: Sequence[Region | None]) -> list[Array]:
         """Return regions, or whole images for None; each chunk is decoded once, a few at once unless mapped."""
-        table, uses = self._chunks, dict[int, list[tuple[int, Window, Window]]]()
+        table, header, uses = self._chunks, self.header, dict[int, list[tuple[int, Window, Window]]]()
         arrays = []
         for number, (row, region) in enumerate(zip(rows, regions, strict=True)):
-            chunk_rows, shape = table.rows_of(row), tuple(self.shapes[row].tolist())
+            chunk_rows, shape = table.rows_of(row), tuple(header.shapes[row].tolist())
             grid = shape, tuple(table.grid.sizes[chunk_rows[0]].tolist()), (1,) * len(shape)
             windows = whole_windows(*grid) if region is None else file_windows(region, *grid)
             for index, _, inner, outer in windows:
                 uses.setdefault(chunk_rows[index], []).append((number, inner, outer))
             size = shape if region is None else size_of(region)
-            arrays.append(new_image(size, self.dtypes[row], f"{self.path}: image {row}"))
+            arrays.append(new_image(size, header.dtypes[row], f"{header.path}: image {row}"))
         sorted_rows = sorted(uses)
         pieces = [slice(None)]
-        if sorted_rows and not self.is_in_place:
+        if sorted_rows:
             pixels = table.grid.sizes[sorted_rows].prod(axis=1)
-            sizes_bytes = pixels * [self.dtypes[owner].itemsize for owner in table.grid.owners[sorted_rows].tolist()]
+            sizes_bytes = pixels * [header.dtypes[owner].itemsize for owner in table.grid.owners[sorted_rows].tolist()]
             pieces = list(split_by_bytes(sizes_bytes, _BLOCK_BYTES))
         for piece in pieces:
             for chunk_row, pixels in zip(sorted_rows[piece], table.read(sorted_rows[piece]), strict=True):
@@ -313,14 +281,11 @@ class OMEArrowImages(Images):
                     arrays[number][outer] = pixels[inner]
         return arrays
 
-    def read_groups(self) -> Iterable[slice]:
-        return split_by_bytes(image_bytes(self.shapes, self.dtypes), _BLOCK_BYTES)
-
     def stream(self) -> Iterator[Block]:
         return self._chunks.stream() if self._chunks.is_one_each else super().stream()
 
     def metadata(self, index: int) -> dict[str, Any]:
-        with self.guard.interpreting():
+        with self._guard.interpreting():
             if self._listed is not None:
                 record = self._listed[index].as_py()
             else:
@@ -332,6 +297,71 @@ class OMEArrowImages(Images):
         return metadata
 
 
+def _refuse_other_folder(path: Path) -> None:
+    """Raise `FormatError` if the tables are missing, or one of the files is a symbolic link."""
+    if not path.is_dir():
+        raise FormatError(f"{path}: is not a folder, expected an ome-arrow dataset; pass another format=")
+    for name in _FILES:
+        if (path / name).is_symlink():
+            raise link_refused(path / name)
+    missing = [name for name in (_IMAGES, _CHUNKS) if not (path / name).exists()]
+    if missing:
+        raise FormatError(f"{path}: {missing[0]} does not exist; restore the folder, or write it again")
+
+
+def _refuse_other_manifest(guard: FileGuard, count: int) -> None:
+    """Raise `FormatError` if the manifest, which is optional for ome-arrow, has another layout or image count."""
+    file = guard.path / OME_ARROW_MANIFEST
+    if not file.exists():
+        return
+    with guard.interpreting(file, "a manifest of ome-arrow"):
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+        layout, num_images = manifest["layout"], manifest.get("image_count", count)
+    if layout != _LAYOUT or num_images != count:
+        stated, expected = f"layout {layout!r} and {num_images} images", f"{_LAYOUT!r} and {count} as in {_IMAGES}"
+        raise FormatError(f"{file}: states {stated}, expected {expected}; restore the folder")
+
+
+def _read_table(guard: FileGuard, name: str) -> pa.Table:
+    with guard.interpreting(guard.path / name, "a Parquet file"):
+        table = pq.ParquetFile(guard.path / name).read()
+        table.validate(full=True)
+    return table
+
+
+def _kinds_of_images(images: pa.Table, path: Path) -> tuple[list[str], Array, list[np.dtype[Any]]]:
+    """Return the ids, shapes and dtypes in the table of images."""
+    arrays = [images[name.replace("type", "dtype")].combine_chunks() for name in PIXELS_META]
+    info = pa.table({"pixels_meta": pa.StructArray.from_arrays(arrays, PIXELS_META)})
+    kinds = kinds_of(info, str(path))
+    if kinds.null.any():
+        raise FormatError(f"{path}: image {kinds.null.argmax()} has neither sizes nor a dtype; restore the file")
+    ids = images["image_id"].to_pylist()
+    if len(set(ids)) < len(ids):
+        raise FormatError(f"{path}: image_id is not unique, so chunks cannot be assigned to images; correct it")
+    image_ids = [str(row if image_id is None else image_id) for row, image_id in enumerate(ids)]
+    return image_ids, kinds.shapes, [dtype.newbyteorder("=") for dtype in kinds.dtypes]
+
+
+def _rest_of_images(
+    guard: FileGuard, images: pa.Table, image_ids: list[str]
+) -> tuple[list[str], pa.Array | None, ImageColumns]:
+    """Return ids, metadata and columns from the sidecar, or from ome-arrow's own table without one."""
+    sidecar, listing = guard.path / SIDECAR, None
+    if sidecar.exists():
+        table = _read_table(guard, SIDECAR)
+        listing = table[schema.SIDECAR_COLUMN].combine_chunks()
+        if listing.field("image_id").to_pylist() != images["image_id"].to_pylist():
+            remedy = "restore it, or remove it to read the images without columns"
+            raise FormatError(f"{sidecar}: does not list the same images as {_IMAGES}; {remedy}")
+        image_ids = listing.field("id").to_pylist()
+        others = table.drop_columns(schema.SIDECAR_COLUMN)
+    else:
+        others = images.select([name for name in images.column_names if name not in _IMAGE_FIELDS])
+    columns, checksums = columns_and_checksums(others, str(guard.path))
+    return image_ids, listing, ImageColumns(guard.path, image_ids, columns, None, lambda: checksums)
+
+
 class ChunkTable:
     """Table of chunks of an ome-arrow dataset, read from memory-mapped Parquet pages or, if that fails, by pyarrow.
 
@@ -339,9 +369,9 @@ class ChunkTable:
     read. Raises `FormatError` if the chunks of an image do not fill it.
     """
 
-    def __init__(self, images: OMEArrowImages, table: pa.Table, index: pa.Table | None) -> None:
-        self._path, self._guard = images.path, images.guard
-        self._shapes, self._dtypes, self._image_ids = images.shapes, images.dtypes, images.image_ids
+    def __init__(self, header: Header, table: pa.Table, index: pa.Table | None) -> None:
+        self._path, self._guard = header.path, header.guard
+        self._shapes, self._dtypes, self._image_ids = header.shapes, header.dtypes, header.image_ids
         self._file = ProcessLocal(self._open)
         self._pages = ProcessLocal(self._open_reader)
         file = self._file.get()

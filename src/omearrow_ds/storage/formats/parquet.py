@@ -96,7 +96,7 @@ class ParquetTable(StoredTable):
     def __init__(self, guard: FileGuard, options: TableOptions) -> None:
         super().__init__(guard, options)
         self._file = ProcessLocal(self._open)
-        self._reader = ProcessLocal(self._open_reader)
+        self._reader = ProcessLocal(lambda: PageReader(open_bytes(guard, options.objects)))
         file = self._file.get()
         self.schema = file.schema_arrow  # Parsed again at each access.
         groups = map(file.metadata.row_group, range(file.num_row_groups))
@@ -140,19 +140,11 @@ class ParquetTable(StoredTable):
             return self._read_whole(names).select(names)
 
     @property
-    def engine(self) -> str:
-        """Reader of the pixels: ``"pages"`` reads pages of the file directly, and ``"pyarrow"`` can read any page."""
-        return "pages" if self._leaf.chunks else "pyarrow"
-
-    @property
     def _leaf(self) -> _PixelLeaf:
         """Pixel leaf, which is located at the first use, because this takes as long as opening the file."""
         # Two threads may both locate it: a child forked meanwhile would wait for ever for a lock.
-        if self._located_leaf is None:
-            self._located_leaf = self._locate_leaf()
-        return self._located_leaf
-
-    def _locate_leaf(self) -> _PixelLeaf:
+        if self._located_leaf is not None:
+            return self._located_leaf
         with self.guard.interpreting():
             file = self._file.get()
             paths = _leaf_paths(file)
@@ -164,6 +156,7 @@ class ParquetTable(StoredTable):
         if leaf.chunks and self.objects is None:
             self._file.close()
         self.is_placed, self.header.chunk_codec = bool(leaf.paths) and leaf.codec is None, leaf.codec
+        self._located_leaf = leaf
         return leaf
 
     def _find_pixel_leaf(self, paths: list[str]) -> _PixelLeaf:
@@ -191,9 +184,10 @@ class ParquetTable(StoredTable):
         file, column = self._file.get(), self.header.column
         leaves = [number for number, path in enumerate(_leaf_paths(file)) if holds_pixels(path, column)]
         compression = describe_codecs(column_chunks(self._reader.get().file, file, leaves))
-        plain = self.engine == "pages" and compression == "none"
+        # Pages are read directly, unless only pyarrow can read them.
+        plain = bool(self._leaf.chunks) and compression == "none"
         reading = "in place: from the mapped file" if plain else "by pyarrow, which decodes a row group per image"
-        if self.engine == "pages" and not plain:
+        if self._leaf.chunks and not plain:
             pages = self._reader.get().pages(self, 0)
             sizes = np.diff(pages.first_rows).tolist() if isinstance(pages, EncodedPages) else [0]
             unit = "a page" if pages is None else f"a page of {images_in(sizes)}"
@@ -216,9 +210,6 @@ class ParquetTable(StoredTable):
                 others = [name for name in opened.schema_arrow.names if name not in images]
                 file.cache_ranges(_ranges_of(opened.metadata, [*images, *columns_at_once(others)]))
         return opened
-
-    def _open_reader(self) -> PageReader:
-        return PageReader(open_bytes(self.guard, self.objects))
 
     def close(self) -> None:
         self._file.close()

@@ -76,7 +76,7 @@ class _ReadByDuckDB(duckdb_file.DuckDBTable):
 
     def layout(self) -> Stored:
         with closing(open_collection(self.path, image_column=self.header.column.name, with_columns=False)) as pages:
-            stored = pages.storage_info()
+            stored = pages.details.storage_info()
         return replace(stored, in_place=False, reading="by DuckDB, which decodes a row group per image")
 
 

@@ -59,8 +59,8 @@ def test_lance_pages(stored, kinds):
     source = open_images(path)
     assert source.images.table.engine == "pages"
     check(source, images, [0, 39, 20, 21, 20])
-    assert np.shares_memory(source.images.read_arrays([7])[0], source.images.read_arrays([7])[0])
-    assert not source.images.read_arrays([7])[0].flags.writeable
+    assert np.shares_memory(source.images.read([7])[0], source.images.read([7])[0])
+    assert not source.images.read([7])[0].flags.writeable
     by_lance = open_images(path, engine="lance")
     assert by_lance.images.table.engine == "lance"
     check(by_lance, images, [0, 39, 20, 21, 20])
@@ -96,8 +96,8 @@ def test_lance_frames_are_decompressed_one_by_one(stored):
         source = open_images(path, engine=engine)
         assert source.images.table.engine == engine
         check(source, images, [0, 2, len(images) - 1, 7, 7])
-        assert not source.images.storage_info().in_place
-    assert open_images(path).images.storage_info().compression == "zstd"
+        assert not source.images.details.storage_info().in_place
+    assert open_images(path).images.details.storage_info().compression == "zstd"
 
 
 def set_in_frames(path, offset, value):
@@ -158,14 +158,14 @@ def test_lance_pages_that_lance_reads_otherwise_are_left_to_it(stored, monkeypat
 def test_a_lance_dataset_of_ours_that_is_not_read_in_place_says_so(stored, monkeypatch):
     large, small = stored("lance", images_of(LARGE)), stored("lance", images_of(MANY), stem="small")
     packed = stored("lance", images_of(LARGE), stem="packed", compression="zstd")
-    assert open_images(large).images.storage_info().reading == "in place: from the mapped files"
+    assert open_images(large).images.details.storage_info().reading == "in place: from the mapped files"
     monkeypatch.setattr(lance_format, "find_places", lambda *_: None)  # As if Lance changed the layout of pages.
     with warns(UserWarning, path=large):
         source = open_images(large)
-    assert "have a layout that this version does not know" in source.images.storage_info().reading
+    assert "have a layout that this version does not know" in source.images.details.storage_info().reading
     assert same(pickle.loads(pickle.dumps(source)).read(7), images_of(LARGE)[7])  # Unpickling does not warn again.
     for path, engine in ((large, "lance"), (small, None), (packed, None)):
-        assert open_images(path, engine=engine).images.storage_info().reading == "by Lance, by row number"
+        assert open_images(path, engine=engine).images.details.storage_info().reading == "by Lance, by row number"
 
 
 @pytest.mark.parametrize("offset", [0, 1, 8])

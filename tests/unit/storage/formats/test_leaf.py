@@ -174,7 +174,7 @@ def test_rows_beside_each_other_and_apart(stored, name, path, encoding, look):
         check(source, images, [7, 3, 7, -1])
         for indices in ([0], [39], [20], [0, 1], [38, 39], [5, 6, 7], [0, 39], range(40), range(1, 40)):
             assert all_same(source.take(indices), [images[index] for index in indices])
-            assert all_same(source.images.read_arrays(indices), [images[index] for index in indices])
+            assert all_same(source.images.read(indices), [images[index] for index in indices])
 
 
 @both

@@ -175,7 +175,7 @@ def test_row_groups_hold_many_chunks_and_pages_one_where_they_are_compressed(tmp
         write_images(images, tmp_path / compression, "ome_arrow", compression=compression)
         source = open_images(tmp_path / compression)
         assert [len(rows) for rows in np.split(np.arange(600), source.images._chunks.starts[1:-1])] == [256, 256, 88]
-        stored = source.images.storage_info()
+        stored = source.images.details.storage_info()
         assert (stored.compression, stored.in_place) == (compression, compression == "none")
         assert stored.chunking == "600 chunks, one per image, in 3 row groups of 88 to 256 chunks"
         check(source, images, [599, 0, 255, 256, 256])
@@ -242,7 +242,10 @@ def path(tmp_path):
 
 
 def test_images_of_several_chunks_say_so(path):
-    assert open_images(path).images.storage_info().chunking == "24 chunks, of 4 images, in 8 row groups of 3 chunks"
+    assert (
+        open_images(path).images.details.storage_info().chunking
+        == "24 chunks, of 4 images, in 8 row groups of 3 chunks"
+    )
 
 
 def test_a_chunk_that_is_missing_or_there_twice(path):

@@ -22,7 +22,7 @@ def test_vortex_of_more_rows_than_a_part_holds(stored, encoding, look):
     indices = [8191, 8192, 0, 8199, -1, 4096]
     assert all_same(source.take(indices), [images[index] for index in indices])
     some = [8190, 8191, 8192, 8199]
-    assert all_same([source.images.read_arrays([index])[0] for index in some], [images[index] for index in some])
+    assert all_same([source.images.read([index])[0] for index in some], [images[index] for index in some])
     assert all_same(scanned(source), images)
 
 
@@ -33,7 +33,7 @@ def test_vortex_pixels_without_an_encoding_are_read_where_they_lie(stored):
         stacks = source.images.mapped_stacks().arrays
         assert all_same([image for stack in stacks for image in stack], noise)
         assert not stacks[0].flags.writeable
-        assert np.shares_memory(source.images.read_arrays([3])[0], stacks[0])
+        assert np.shares_memory(source.images.read([3])[0], stacks[0])
         check(source, noise, [3, 29, 0, 3])
         source.close()
         assert same(stacks[0][7], noise[7])  # The mapping lives as long as arrays that use it.
