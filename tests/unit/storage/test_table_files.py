@@ -159,7 +159,8 @@ def test_one_cell_decides_the_type_of_its_column(folder, cell, others):
 @pytest.mark.parametrize("last", ["007", "1E5", "x", "0.5", "9223372036854775808", "1.", "true", " 7", "NA", "+1"])
 def test_a_last_cell_decides_beyond_the_first_block(folder, last, monkeypatch):
     """Blocks are parsed separately, and columns of many rows are typed in threads."""
-    monkeypatch.setattr(table_files, "_BLOCK_BYTES", (2**14, 2**15))
+    monkeypatch.setattr(table_files, "_BLOCK_BYTES", (2**11, 2**12))
+    monkeypatch.setattr(table_files, "_MANY_ROWS", 1_000)
     count = table_files._MANY_ROWS + 1
     columns = {
         "integers": [str(row) for row in range(count)],
