@@ -79,7 +79,7 @@ def test_epoch(compare: Compare, fmt: Format, datasets: Datasets, parts: Path, s
 @pytest.mark.parametrize(
     "format_name", [pytest.param("ome_zarr", marks=_FULL), "parquet", pytest.param("vortex", marks=_FULL)]
 )  # The library of the last format uses threads.
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=_FULL), 2])
 def test_convert(compare: Compare, fmt: Format, workers: int, datasets: Datasets, scratch: Path) -> None:
     """Conversion to 8 parts by a pool of running processes, compared with one process."""
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))

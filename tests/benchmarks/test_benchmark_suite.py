@@ -177,7 +177,7 @@ def check_stages(track_rows: list[dict[str, object]]) -> None:
             assert None not in {row["on_demand_ms"], row["preloaded_ms"], row["reading"]}
 
 
-POOLS = [workers for workers in (1, 2) if workers <= len(os.sched_getaffinity(0))]
+POOLS = [workers for workers in (2,) if workers <= len(os.sched_getaffinity(0))]
 
 
 def check_limits(results: Path, formats: tuple[str, ...]) -> None:
