@@ -55,16 +55,16 @@ _Part = tuple[Images, Stacks | None]
 
 @dataclass(frozen=True)
 class Index:
-    """Image index of several collections, built without opening them; see `Images`.
+    """Image index of several collections, built without opening them; see `Header`.
 
-    Without ``rows``, they are all images in order. Without ``columns``, columns and checksums are read on request.
+    Without ``rows``, they are all images in order. With the schema of ``columns``, these are read on request.
     """
 
     starts: Sequence[int]  # Index of the first image of each part, followed by the number of images.
     image_ids: Sequence[str]
     shapes: Array
     dtypes: Sequence[np.dtype[Any]]
-    columns: pa.Table | None  # None if the parts read them on request.
+    columns: pa.Table | pa.Schema
     checksums: pa.ChunkedArray | None
     rows: Array | None = None
 
@@ -90,12 +90,11 @@ class Parts:
     ) -> None:
         self.path, self.format, self.paths, self.index, self.open_part = path, fmt, paths, index, open_part
         self.starts, self._fingerprints = index.starts, fingerprints
-        self._columns = pa.table({}) if index.columns is None else index.columns
         self.opened: dict[int, Images] = {}  # Open parts by number, the most recently used last.
         self.fetches: PartFetches | None = None  # Fetches of whole parts from a server; None if parts are local.
         self.reading: Callable[[], AbstractContextManager[None]] = nullcontext  # Context in which parts are read.
         self.guard = guard or FileGuard(path)
-        self.variant: tuple[str, ...] = ()  # See `Images`.
+        self.variant: tuple[str, ...] = ()  # See `Header`.
         if fingerprints is not None:
             self.guard.fingerprint = (_digest([*zip(map(str, paths), fingerprints, strict=True)]),)
             self.variant = (f"{_digest(list(map(str, paths))):x}",)
@@ -111,14 +110,9 @@ class Parts:
         """A checksum or a null per image; None if none is stored."""
         return self.index.checksums
 
-    @property
-    def column_schema(self) -> pa.Schema:
-        """Names and types of the columns."""
-        return self._columns.schema
-
     def read_columns(self, names: list[str]) -> pa.Table:
-        """Return some columns."""
-        return self._columns.select(names)
+        """Return some columns; subclasses read them on request if the index has only their schema."""
+        return self.index.columns.select(names)
 
     def get(self, number: int) -> Images:
         """Return a part, opened if it is closed; if too many are open, the least recently used one is closed."""
@@ -213,8 +207,8 @@ class Concat(Images):
             columns=ImageColumns(
                 parts.path,
                 index.image_ids,
-                parts.column_schema if index.columns is None else index.columns,
-                parts.read_columns if index.columns is None else None,
+                index.columns,
+                parts.read_columns,
                 lambda: parts.checksums,
             ),
             image_column=image_column,

@@ -46,15 +46,15 @@ class Part(NamedTuple):
 class JoinedParts(Parts):
     """Parts whose columns are read on request, and then joined."""
 
-    def __init__(self, column_schema: pa.Schema, joined_parts: Sequence[Part], *arguments: Any) -> None:
+    def __init__(self, joined_parts: Sequence[Part], *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._columns, self._joined = column_schema.empty_table(), joined_parts
+        self._joined = joined_parts
 
     def read_columns(self, names: list[str]) -> pa.Table:
         """Return some columns of all parts; raise `ColumnError` if values of two parts have no common type."""
         if not names:
             return pa.table({})
-        empty = self._columns.select(names)
+        empty = pa.schema(map(self.index.columns.field, names)).empty_table()
         kinds = dict(zip(names, empty.schema.types, strict=True))
         tables = []
         for number, part in enumerate(self._joined):
@@ -66,7 +66,7 @@ class JoinedParts(Parts):
         return _join([empty, *tables], self._joined, self.path)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return JoinedParts, (self.column_schema, self._joined, *super().__reduce__()[1])
+        return JoinedParts, (self._joined, *super().__reduce__()[1])
 
 
 def joined(path: Path, parts: Sequence[Part], opening: _Opening, paths: Paths | None = None) -> Concat:
@@ -95,19 +95,16 @@ def joined(path: Path, parts: Sequence[Part], opening: _Opening, paths: Paths | 
         _distinct_ids(parts, known),
         np.concatenate([info.shapes for info in known]),
         list(chain.from_iterable(info.dtypes for info in known)),
-        None if is_lazy else _columns(parts, tables, lengths, path),
+        _column_schema(parts, known, opening, path) if is_lazy else _columns(parts, tables, lengths, path),
         _checksums(known),
         rows,
     )
     arguments = (path, first.format, files, index, opening, fingerprints)
-    if is_lazy:
-        collection: Parts = JoinedParts(_column_schema(parts, known, opening, path), parts, *arguments)
-    else:
-        collection = Parts(*arguments)
+    collection = JoinedParts(parts, *arguments) if is_lazy else Parts(*arguments)
     return Concat(collection, path if paths is None else paths, first.image_column, tuple(others))
 
 
-class LookedPart(NamedTuple):
+class InspectedPart(NamedTuple):
     """Properties of a part that was inspected, and the stored fields of its images and columns, not yet decoded."""
 
     header: Header
@@ -121,22 +118,22 @@ def _look_at_all(opening: _Opening, paths: Sequence[Path]) -> list[Header]:
     # that leaves nulls out, or raises its error.
     inspect = partial(_look, opening)
     known = [inspect(paths[0])]
-    first = known[0].header if isinstance(known[0], LookedPart) else known[0]
+    first = known[0].header if isinstance(known[0], InspectedPart) else known[0]
     if first.format.name not in _IN_THREADS or isinstance(paths[0], Url):
         known += map(inspect, paths[1:])
     else:
         with ThreadPoolExecutor(_THREADS, "omearrow_ds-look") as pool:  # An error cancels collections not yet started.
             known += pool.map(inspect, paths[1:])
-    alike: dict[Any, dict[int, LookedPart]] = {}
+    alike: dict[Any, dict[int, InspectedPart]] = {}
     for number, part in enumerate(known):
-        if isinstance(part, LookedPart):
+        if isinstance(part, InspectedPart):
             alike.setdefault((part.info.schema, part.columns.schema, part.header.image_column), {})[number] = part
     for parts in alike.values():
         with suppress(OMEArrowDSError, *MALFORMED, pa.ArrowException):
             for number, contents in zip(parts, _known_at_once(list(parts.values())), strict=True):
                 known[number] = contents
     return [
-        read_part_header(opening, path) if isinstance(part, LookedPart) else part
+        read_part_header(opening, path) if isinstance(part, InspectedPart) else part
         for part, path in zip(known, paths, strict=True)
     ]
 
@@ -156,16 +153,16 @@ def _header_of(source: Images) -> Header:
     return replace(header, columns=columns, find_groups=lambda: None)
 
 
-def _look(opening: _Opening, path: Path) -> Header | LookedPart:
+def _look(opening: _Opening, path: Path) -> Header | InspectedPart:
     """Return the properties of a collection, or its stored info and columns if it can be inspected without reading."""
     with closing(opening(path, look=True)) as source:
         looked = getattr(source, "looked", None)
         if looked is None:
             return _header_of(source)
-        return LookedPart(replace(source.header, find_groups=lambda: None), looked[0], _all_owned(looked[1]))
+        return InspectedPart(replace(source.header, find_groups=lambda: None), looked[0], _all_owned(looked[1]))
 
 
-def _known_at_once(looked: Sequence[LookedPart]) -> Iterator[Header | LookedPart]:
+def _known_at_once(looked: Sequence[InspectedPart]) -> Iterator[Header | InspectedPart]:
     """Yield the properties of parts with equal schemas; yield parts with null images unchanged."""
     info = pa.concat_tables([part.info for part in looked])
     kinds = kinds_of(info, "")

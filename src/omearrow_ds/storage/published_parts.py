@@ -79,7 +79,7 @@ def _as_table(index: Index) -> pa.Table:
     ids = pa.array(index.image_ids, pa.string())
     values = [ids, pa.array(parts, pa.int32()), pa.array(rows, pa.int64()), *sizes, dtypes, checksums]
     images = pa.StructArray.from_arrays(values, fields=list(_STRUCT))
-    assert index.columns is not None
+    assert isinstance(index.columns, pa.Table)
     columns = index.columns.combine_chunks()
     return pa.table({schema.SIDECAR_COLUMN: images, **{name: columns[name] for name in columns.column_names}})
 
@@ -105,7 +105,7 @@ class PublishedParts(Parts):
         return Concat(self, image_column=(schema.COLUMN,) if self.format.kind == "table" else ())
 
     def _read_index(self) -> Index:
-        """Return the image index without columns and checksums, which are read lazily because they are large."""
+        """Return the image index with the schema of columns, which are read lazily, as checksums, for their size."""
         with self._open_index() as (index, file):
             damage = None
             if index.schema_arrow.field(schema.SIDECAR_COLUMN).type != _STRUCT:
@@ -118,7 +118,9 @@ class PublishedParts(Parts):
             damage = damage or ("an image id is null" if ids.null_count else None)
             if damage is not None:
                 raise FormatError(f"{file}: {damage}; restore the file")
-            return Index(starts, LazyStrings(ids), _shapes_of(index), _dtypes_of(index), None, None)
+            fields = [field for field in index.schema_arrow if field.name != schema.SIDECAR_COLUMN]
+            columns = plain_schema(pa.schema(fields), str(file))
+            return Index(starts, LazyStrings(ids), _shapes_of(index), _dtypes_of(index), columns, None)
 
     @contextmanager
     def _open_index(self) -> Iterator[tuple[pq.ParquetFile, Path]]:
@@ -143,12 +145,6 @@ class PublishedParts(Parts):
         with self._open_index() as (index, _):
             sums = _read_field(index, "checksum")
         return None if sums.null_count == len(sums) else pa.chunked_array([sums])
-
-    @cached_property
-    def column_schema(self) -> pa.Schema:
-        with self._open_index() as (index, file):
-            fields = [field for field in index.schema_arrow if field.name != schema.SIDECAR_COLUMN]
-        return plain_schema(pa.schema(fields), str(file))
 
     def read_columns(self, names: list[str]) -> pa.Table:
         with self._open_index() as (index, file):

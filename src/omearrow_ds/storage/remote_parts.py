@@ -295,7 +295,7 @@ class RemoteParts(PublishedParts):
     def layout(self) -> PartLayout:
         layout = self.manifest.made.get("layout", {})
         is_permuted, groups = layout.get("shuffle_seed") is not None, [PLATE, *layout.get("group_by", ())]
-        columns = self.read_columns([name for name in self.column_schema.names if name in groups])
+        columns = self.read_columns([name for name in self.index.columns.names if name in groups])
         is_one_group = all(pc.count_distinct(column, "all").as_py() < 2 for column in columns.columns)
         window = _MIXED_WINDOW if is_permuted else _WINDOW
         return super().layout._replace(window=window, mixed=is_permuted and is_one_group)

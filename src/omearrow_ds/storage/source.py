@@ -290,7 +290,7 @@ def _open_one(
             f"applies only to URLs, not to {location}",
         )
         _bucket_reader(of_urls)  # Raises an error if the storage has another type.
-    is_listing = of_files or location.name.lower().endswith(CSV_SUFFIXES)
+    is_listing = bool(of_files) or location.name.lower().endswith(CSV_SUFFIXES)
     refuse_odd_name(location)
     if isinstance(location, Url) and not is_parts(location):
         reach = _bucket_reader(of_urls)

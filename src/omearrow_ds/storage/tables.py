@@ -77,7 +77,7 @@ class JoinedColumns(ImagesWrapper):
         headers = [source.header for source in sources]
         first, names = headers[0], tuple(name for header in headers for name in header.image_column)
         if any(
-            other.guard.fingerprint != first.guard.fingerprint or len(other.rows) != len(first.rows)
+            other.guard.fingerprint != first.guard.fingerprint or len(other.image_ids) != len(first.image_ids)
             for other in headers
         ):
             raise FormatError(f"{first.path}: was replaced or changed while it was opened; open it again")

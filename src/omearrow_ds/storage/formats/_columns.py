@@ -84,8 +84,8 @@ class ColumnReader:
 class ImageColumns(ColumnReader):
     """Columns and checksums of the images of a collection.
 
-    ``columns`` are those that were read when the collection was opened, or their schema; then ``read`` returns existing
-    columns. ``find_checksums`` returns a string or a null per image, or None if no checksums are stored.
+    ``columns`` are those that were read when the collection was opened, or their schema if ``read`` returns existing
+    columns on request. ``find_checksums`` returns a string or a null per image, or None if no checksums are stored.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class ImageColumns(ColumnReader):
         find_checksums: Callable[[], pa.ChunkedArray | None] = lambda: None,
     ) -> None:
         self.path, self.image_ids, self._find_checksums = path, image_ids, find_checksums
-        if read is None:
+        if isinstance(columns, pa.Table):
             self.table = columns
         else:
             self.schema, self._read = columns, read  # type: ignore[assignment, method-assign]
@@ -115,7 +115,7 @@ def is_narrow(names: Sequence[str]) -> bool:
 
 def columns_at_once(names: Sequence[str]) -> Sequence[str]:
     """Return the columns that are read when a table is opened: all, or only checksums of a wide table."""
-    return names if len(names) <= MAX_COLUMNS_AT_ONCE else [name for name in names if name == CHECKSUM_COLUMN]
+    return names if is_narrow(names) else [name for name in names if name == CHECKSUM_COLUMN]
 
 
 def check_column_names(names: Sequence[str]) -> Sequence[str]:

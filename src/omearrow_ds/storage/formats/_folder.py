@@ -298,7 +298,7 @@ class FileReader(ABC):
         return [image if crop.size == image.size else np.array(crop) for crop in crops]
 
     def files_of(self, row: int) -> Sequence[str]:
-        """Return the local files that store an image; see `Images.files_of`."""
+        """Return the local files that store an image; see `Details.files_of`."""
         member = self.folder.members[row]
         return () if member.listed.origin else (f"{self.folder.root}/{member.file}",)
 
@@ -552,6 +552,7 @@ def _size_of_objects(reader: FileReader) -> tuple[int, int, int] | None:
 
 def read_in_place(folder: OpenFolder, member: Member, image: Array) -> bool:
     """Read the pixels at the offset of the listing; return False if the file has changed since it was listed."""
+    # A `LocalFile` reads the same bytes, but creating one per image took 15 % of a small sample.
     try:
         descriptor = os.open(member.file, OPEN_FLAGS, dir_fd=folder.descriptor)
     except OSError:

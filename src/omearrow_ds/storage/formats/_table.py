@@ -215,7 +215,7 @@ class StoredTable(ABC):
         """Return how the file stores the image structs, without the codec of chunks."""
 
     def read_groups(self) -> Iterable[slice] | None:
-        """Return `Images.read_groups`; None for groups of a fixed size."""
+        """Return `Header.find_groups`; None for groups of a fixed size."""
         return None
 
     def stream(self) -> Iterator[Block] | None:
@@ -277,7 +277,7 @@ class TableImages(Images):
         info, early = table.read_header(column, early_names, look=look)
         info.validate(full=True)
         early.validate(full=True)
-        describe = partial(
+        make_header = partial(
             Header,
             format=fmt,
             path=path,
@@ -298,7 +298,7 @@ class TableImages(Images):
         if look:
             self.looked, shapes = (info, early), np.empty((0, 5), np.int64)
             columns = ImageColumns(path, (), early)
-            self.header = describe(image_ids=(), shapes=shapes, dtypes=(), columns=columns, row_count=0)
+            self.header = make_header(image_ids=(), shapes=shapes, dtypes=(), columns=columns, row_count=0)
             table.close()
             return
         stored = table.header = TableHeader(guard, column, subject, info)
@@ -315,7 +315,7 @@ class TableImages(Images):
         else:
             read = _read_columns(table, required)
         checksums = read[schema.CHECKSUM_COLUMN] if sums else None
-        self.header = describe(
+        self.header = make_header(
             image_ids=stored.image_ids,
             shapes=stored.shapes,
             dtypes=stored.dtypes,
@@ -323,7 +323,7 @@ class TableImages(Images):
                 path,
                 stored.image_ids,
                 read.select(column_schema.names) if is_at_once else column_schema,
-                None if is_at_once else partial(_read_columns, table),
+                partial(_read_columns, table),
                 lambda: checksums,
             ),
             row_count=len(stored.image_ids),
