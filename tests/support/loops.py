@@ -15,7 +15,7 @@ def made_by(which: str) -> Iterator[None]:
     """Make samples with ``"numba"``, skipping the test if it is not installed, or with ``"numpy"``."""
     if which == "numba":
         pytest.importorskip("numba")
-    counted = compiled.tally()
+    counted = compiled.COUNTER
     before = vars(counted).copy()
     counted.made_bytes = 2 * compiled.WORTH_BYTES if which == "numba" else -(2**62)
     counted.worth = which == "numba"

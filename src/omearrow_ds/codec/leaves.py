@@ -256,11 +256,17 @@ def list_bounds(lists: pa.Array, name: str) -> tuple[Array, Array, pa.Array]:
     if types.is_null(lists.type):
         starts = stops = np.zeros(len(lists), np.int64)
         return starts, stops, pa.nulls(0)
-    if types.is_fixed_size_list(lists.type):
+    if types.is_list(lists.type) or types.is_large_list(lists.type):
+        offsets = numbers(lists.offsets)
+        starts, stops = offsets[:-1], offsets[1:]
+    elif types.is_fixed_size_list(lists.type):
         starts = (np.arange(len(lists)) + lists.offset) * lists.type.list_size
-    elif types.is_list(lists.type) or types.is_large_list(lists.type) or is_list_view(lists.type):
+        stops = starts + lists.type.list_size
+    elif is_list_view(lists.type):
         starts = numbers(lists.offsets)[: len(lists)]
+        stops = starts + numbers(lists.sizes)[: len(lists)]
     else:
         raise DecodeError(f"{name} have the type {lists.type}, expected lists; correct the column")
-    lengths = pc.list_value_length(lists)
-    return starts, starts + numbers(lengths.fill_null(0) if lengths.null_count else lengths), lists.values
+    if lists.null_count:
+        stops = np.where(flags(lists.is_valid()), stops, starts)
+    return starts, stops, lists.values

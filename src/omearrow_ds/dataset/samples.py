@@ -338,7 +338,7 @@ class StoredSamples(Dataset[Any]):
 
     def _position(self, index: Any) -> int:
         try:
-            number: int = index.__index__()
+            number: int = index if type(index) is int else index.__index__()
         except (AttributeError, TypeError):
             msg = f"{self.path}: sample index {index!r} is not an integer; pass an integer from 0 to {self._count - 1}"
             raise ImageIndexError(msg) from None

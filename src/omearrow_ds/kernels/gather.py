@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from omearrow_ds.errors import ImageIndexError
-from omearrow_ds.kernels.compiled import worth
+from omearrow_ds.kernels.compiled import Loop, worth
 from omearrow_ds.kernels.crops import crops, windows_by_loop
 from omearrow_ds.kernels.scaling import COMPILED, FLOAT32, Array, Divisor, divided, divides, first_of, pixel_loop, scale
 from omearrow_ds.kernels.stacks import Stacks
@@ -32,21 +33,28 @@ class DecodedRows:
         self.stacks, self._dtype, self._shape = stacks, dtype, stacks.like.shape[1:]
         self._divisor: Divisor = divisors[0]
         self._divisors = None if len(divisors) == 1 else divisors
-        only, is_divided = stacks.single_array, len(divisors) == 1 and isinstance(divisors[0], np.float32)
-        self._images = stacks if only is None else only
-        is_plain = only is not None and is_divided and only.flags.c_contiguous and only.flags.aligned
-        self._flat = only.reshape(len(only), -1) if is_plain and only is not None and only.size else None
+        self._sample_bytes, only = math.prod(self._shape) * dtype.itemsize, stacks.single_array
+        self._is_divided = len(divisors) == 1 and isinstance(divisors[0], np.float32) and dtype == FLOAT32
+        is_plain = only is not None and only.size > 0 and only.flags.c_contiguous and only.flags.aligned
+        self._is_flat = is_plain and self._is_divided
+        self._images: Any = stacks if only is None else only.reshape(len(only), -1) if self._is_flat else only
+
+    @functools.cached_property
+    def _divide(self) -> Loop | None:
+        """Compiled loop that divides the flat pixels of an image, or None if no loop supports these images."""
+        return pixel_loop(divided, self.stacks.like.dtype, "float32 w", "float32") if self._is_divided else None
 
     def sample(self, position: int) -> Array:
         sample, stacks = np.empty(self._shape, self._dtype), self.stacks
         if stacks.requests is not None:
             stacks.prepare_image(position)
-        if worth(sample.nbytes) and self._flat is not None:
-            divide = pixel_loop(divided, self._flat.dtype, "float32 w", "float32")
-            if divide is not None:
-                divide(self._flat[position], sample.reshape(-1), self._divisor)
-                return sample
-        scale(self._images[position], self._divisor if self._divisors is None else self._divisors[position], sample)
+        image, is_flat = self._images[position], self._is_flat
+        divide = self._divide if worth(self._sample_bytes) else None
+        if divide is not None and (is_flat or (image.flags.c_contiguous and image.flags.aligned)):
+            divide(image if is_flat else image.reshape(-1), sample.reshape(-1), self._divisor)
+            return sample
+        divisor = self._divisor if self._divisors is None else self._divisors[position]
+        scale(image, divisor, sample.reshape(-1) if is_flat else sample)
         return sample
 
     def batch(self, positions: Sequence[int] | Array, samples: Array, threads: int = 1) -> None:

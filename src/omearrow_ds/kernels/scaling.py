@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from omearrow_ds.kernels.compiled import Loop, compiled, tally
+from omearrow_ds.kernels.compiled import COUNTER, Loop, compiled
 
 Array = np.ndarray[Any, Any]
 FLOAT32 = np.dtype(np.float32)
@@ -111,7 +111,7 @@ def scale(pixels: Array, divisor: Divisor, out: Array) -> None:
         with np.errstate(over="ignore"):
             np.copyto(out, pixels, casting="same_kind")
         return
-    if tally().worth and pixels.flags.c_contiguous and pixels.shape == out.shape and divides(pixels, out):
+    if COUNTER.worth and pixels.flags.c_contiguous and pixels.shape == out.shape and divides(pixels, out):
         loop = pixel_loop(divided, pixels.dtype, "float32 w", "float32")
         if loop is not None:
             loop(pixels.reshape(-1), out.reshape(-1), divisor)

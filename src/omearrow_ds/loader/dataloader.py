@@ -185,7 +185,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
                 remedy = "create the loader after torch.distributed.init_process_group"
                 msg = f"OMEArrowDataLoader: {problem}, so each rank reads wrong samples; {remedy}"
                 warnings.warn(msg, UserWarning, stacklevel=3)
-            progress, discarded = self._position.pop_next()
+            progress, discarded = self._position.pop_next(is_single=world_size == 1)
             if discarded is not None:
                 self._discard(discarded, progress.epoch)
             batches = self._begin(progress)
@@ -321,7 +321,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
     def _generators(self) -> list[torch.Generator]:
         """Generators that the order may be drawn from, in addition to torch's global one."""
         generators = [getattr(owner, "generator", None) for owner in (self, *self._position.samplers)]
-        return [*dict.fromkeys(item for item in generators if isinstance(item, torch.Generator))]
+        return [*dict.fromkeys(item for item in generators if item is not None and isinstance(item, torch.Generator))]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_epoch": None, "_iterator": None, "_begin_lock": None, "_raw_transfer": None}

@@ -210,12 +210,12 @@ class EpochBatchSampler:
         if self.position.rest is not None:
             self.position.rest.draw()
         generators = [torch.default_generator, *self.generators]
-        before = torch.default_generator.get_state()
+        states = [generator.get_state() for generator in generators]
         if progress.resumed:
             for generator, state in zip(generators, progress.states, strict=True):
                 generator.set_state(state)
         else:
-            progress.states = [generator.get_state() for generator in generators]
+            progress.states = states
         progress.set_length(self.sampler)
         numbered: Iterator[tuple[int, Any]] = enumerate(self.sampler, progress.first)
         start, ahead = progress.batches, frozenset(progress.ahead)
@@ -226,7 +226,7 @@ class EpochBatchSampler:
         self.position.rest = rest if self.generators and progress.total is not None else None
         rest.peek(1)  # Samplers draw when their first batch is requested.
         if progress.resumed:
-            torch.default_generator.set_state(before)
+            torch.default_generator.set_state(states[0])
         progress.seed = None if self.rank is None else epoch_seed(self.seed_source(progress.states), self.rank)
         return rest
 

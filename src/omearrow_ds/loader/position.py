@@ -43,7 +43,10 @@ class EpochProgress:
             self.total = self.first + len(sampler)
 
     def deliver(self, number: int) -> None:
-        self.ahead.add(number)
+        if number == self.batches:
+            self.batches += 1
+        else:
+            self.ahead.add(number)
         while self.batches in self.ahead:
             self.ahead.remove(self.batches)
             self.batches += 1
@@ -130,13 +133,15 @@ class LoaderPosition:
         self.was_chosen = self.was_chosen or chosen is not None
         return chosen
 
-    def pop_next(self) -> tuple[EpochProgress, EpochProgress | None]:
-        """Return the beginning of the next iteration, and the loaded progress that it discards, or None."""
+    def pop_next(self, *, is_single: bool) -> tuple[EpochProgress, EpochProgress | None]:
+        """Return the beginning of the next iteration, and the loaded progress that it discards, or None.
+
+        ``is_single`` is whether this process is the only rank.
+        """
         chosen, saved, self.saved = self.pop_chosen(), self.saved, None
         # A framework that counts the iterations of this process begins at 0, also after a later epoch was saved.
         if saved is not None and (chosen is None or chosen <= saved.epoch):
             return saved, None
-        is_single = rank_and_world_size()[1] == 1
         if chosen is None and (not self.sets_epochs or (self.was_chosen and not is_single)):
             chosen = self._epoch_of_sampler
         if chosen is not None:

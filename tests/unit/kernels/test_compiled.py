@@ -56,11 +56,11 @@ def test_a_process_changes_over_once_it_has_made_enough(monkeypatch):
     for modules, enough_bytes in (({}, compiled.WORTH_BYTES), ({"numba": None}, compiled.READY_BYTES)):
         monkeypatch.setattr(compiled.sys, "modules", modules)
         with made_by("numpy"):
-            counted = compiled.tally()
+            counted = compiled.COUNTER
             counted.made_bytes = 0
             assert not compiled.worth(enough_bytes - 1)
             assert compiled.worth(1)
-            assert compiled.tally().worth
+            assert compiled.COUNTER.worth
 
 
 def test_crops_count_four_times_their_bytes(monkeypatch):
@@ -68,9 +68,9 @@ def test_crops_count_four_times_their_bytes(monkeypatch):
     fields, out = np.zeros((1, 1, 1, 1, 20, 20), np.uint16), np.zeros((1, 1, 1, 1, 5, 5), np.float32)
     corner = np.zeros(1, np.int64)
     with made_by("numpy"):
-        before = compiled.tally().made_bytes
+        before = compiled.COUNTER.made_bytes
         crops(Stacks([fields]), [corner] * 3, out, np.float32(65535), "constant")
-        assert compiled.tally().made_bytes - before == compiled.CROP_WEIGHT * out.nbytes
+        assert compiled.COUNTER.made_bytes - before == compiled.CROP_WEIGHT * out.nbytes
 
 
 def test_without_numba_it_is_numpy(tmp_path):
