@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, chain, combinations
+from itertools import accumulate, chain, combinations, repeat
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import ColumnError, FormatError, OMEArrowDSError
-from omearrow_ds.storage.concat import Concat, Index, Open, Parts
+from omearrow_ds.storage.concat import Concat, Index, Parts
 from omearrow_ds.storage.formats._base import Header, Images
 from omearrow_ds.storage.formats._columns import ImageColumns, columns_and_checksums, is_narrow
 from omearrow_ds.storage.formats._error_translation import MALFORMED
@@ -27,6 +27,7 @@ from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.protocol import Paths
 
 _Opening = Callable[..., Images]  # Opens a part; with ``look=True``, the part is only inspected.
+_Inspected = tuple[Header, tuple[pa.Table, pa.Table] | None]  # With stored info and columns that are not yet decoded.
 _IN_THREADS = ("parquet", "parquet_duck", "vortex")  # Their libraries release the GIL while reading.
 _THREADS = 2  # More threads would wait for the GIL.
 
@@ -62,7 +63,7 @@ class JoinedParts(Parts):
             columns = source.header.columns
             stored = _all_owned(columns.select([name for name in names if name in columns.names]))
             keys = {name: value for name, value in part.keys.items() if name in kinds}
-            tables.append(_filled(_with_keys(stored, keys, kinds, len(source)), names[0], len(source)))
+            tables.append(_with_keys(stored, keys, kinds, len(source)))
         return _join([empty, *tables], self._joined, self.path)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -104,86 +105,67 @@ def joined(path: Path, parts: Sequence[Part], opening: _Opening, paths: Paths | 
     return Concat(collection, path if paths is None else paths, first.image_column, tuple(others))
 
 
-class InspectedPart(NamedTuple):
-    """Properties of a part that was inspected, and the stored fields of its images and columns, not yet decoded."""
-
-    header: Header
-    info: pa.Table
-    columns: pa.Table
-
-
 def _look_at_all(opening: _Opening, paths: Sequence[Path]) -> list[Header]:
     """Return ids, shapes, dtypes and columns of several collections, opened in threads if that is faster."""
     # Parts with equal schemas are decoded together. A part with null images, or one that cannot be read, is opened:
     # that leaves nulls out, or raises its error.
-    inspect = partial(_look, opening)
-    known = [inspect(paths[0])]
-    first = known[0].header if isinstance(known[0], InspectedPart) else known[0]
-    if first.format.name not in _IN_THREADS or isinstance(paths[0], Url):
-        known += map(inspect, paths[1:])
+    inspect = partial(_inspect, opening)
+    inspected = [inspect(paths[0])]
+    if inspected[0][0].format.name not in _IN_THREADS or isinstance(paths[0], Url):
+        inspected += map(inspect, paths[1:])
     else:
         with ThreadPoolExecutor(_THREADS, "omearrow_ds-look") as pool:  # An error cancels collections not yet started.
-            known += pool.map(inspect, paths[1:])
-    alike: dict[Any, dict[int, InspectedPart]] = {}
-    for number, part in enumerate(known):
-        if isinstance(part, InspectedPart):
-            alike.setdefault((part.info.schema, part.columns.schema, part.header.image_column), {})[number] = part
-    for parts in alike.values():
-        with suppress(OMEArrowDSError, *MALFORMED, pa.ArrowException):
-            for number, contents in zip(parts, _known_at_once(list(parts.values())), strict=True):
-                known[number] = contents
-    return [
-        read_part_header(opening, path) if isinstance(part, InspectedPart) else part
-        for part, path in zip(known, paths, strict=True)
-    ]
-
-
-def read_part_header(opening: Open, path: Path) -> Header:
-    with closing(opening(path)) as source:
-        return _header_of(source)
-
-
-def _header_of(source: Images) -> Header:
-    """Return properties that are available after the part is closed, with all columns unless the table is wide."""
-    header, stored = source.header, source.header.columns
-    checksums = None if stored.checksums is None else _owned(stored.checksums)
-    is_at_once = is_narrow(stored.names)
-    owned, read = (_all_owned(stored.table), None) if is_at_once else (stored.schema, stored.select)
-    columns = ImageColumns(header.path, header.image_ids, owned, read, lambda: checksums)
-    return replace(header, columns=columns, find_groups=lambda: None)
-
-
-def _look(opening: _Opening, path: Path) -> Header | InspectedPart:
-    """Return the properties of a collection, or its stored info and columns if it can be inspected without reading."""
-    with closing(opening(path, look=True)) as source:
-        looked = getattr(source, "looked", None)
+            inspected += pool.map(inspect, paths[1:])
+    headers: dict[int, Header | None] = {}
+    alike: dict[Any, list[int]] = {}
+    for number, (header, looked) in enumerate(inspected):
         if looked is None:
-            return _header_of(source)
-        return InspectedPart(replace(source.header, find_groups=lambda: None), looked[0], _all_owned(looked[1]))
+            headers[number] = header
+        else:
+            alike.setdefault((looked[0].schema, looked[1].schema, header.image_column), []).append(number)
+    for numbers in alike.values():
+        with suppress(OMEArrowDSError, *MALFORMED, pa.ArrowException):
+            headers |= zip(numbers, _decode_alike([inspected[number] for number in numbers]), strict=True)
+    return [headers.get(number) or _inspect(opening, path, look=False)[0] for number, path in enumerate(paths)]
 
 
-def _known_at_once(looked: Sequence[InspectedPart]) -> Iterator[Header | InspectedPart]:
-    """Yield the properties of parts with equal schemas; yield parts with null images unchanged."""
-    info = pa.concat_tables([part.info for part in looked])
+def _inspect(opening: _Opening, path: Path, *, look: bool = True) -> _Inspected:
+    """Return the header of a collection that is then closed, with all columns unless the table is wide."""
+    # If it can be inspected without reading, the stored info and columns are also returned, and are not in the header.
+    with closing(opening(path, look=look)) as source:
+        header, stored = replace(source.header, find_groups=lambda: None), source.header.columns
+        looked = getattr(source, "looked", None)
+        if looked is not None:
+            return header, (looked[0], _all_owned(looked[1]))
+        checksums = None if stored.checksums is None else _owned(stored.checksums)
+        owned, read = (_all_owned(stored.table), None) if is_narrow(stored.names) else (stored.schema, stored.select)
+        columns = ImageColumns(header.path, header.image_ids, owned, read, lambda: checksums)
+        return replace(header, columns=columns), None
+
+
+def _decode_alike(inspected: Sequence[_Inspected]) -> Iterator[Header | None]:
+    """Yield the headers of inspected parts with equal schemas; None for a part with null images."""
+    looked = [tables for _, tables in inspected if tables is not None]
+    info, columns = (pa.concat_tables(tables) for tables in zip(*looked, strict=True))
     kinds = kinds_of(info, "")
     dtypes = native(kinds.dtypes)
-    columns, checksums = columns_and_checksums(pa.concat_tables([part.columns for part in looked]), "")
-    checksums = checksums if looked[0].header.image_column == (schema.COLUMN,) else None
-    starts = accumulate((len(part.info) for part in looked), initial=0)
-    for part, first in zip(looked, starts, strict=False):
-        count = len(part.info)
-        rows = slice(first, first + count)
+    columns, checksums = columns_and_checksums(columns, "")
+    checksums = checksums if inspected[0][0].image_column == (schema.COLUMN,) else None
+    stop = 0
+    for (header, _), (part_info, _) in zip(inspected, looked, strict=True):
+        first, stop = stop, stop + len(part_info)
+        rows, count = slice(first, stop), stop - first
         if kinds.null[rows].any():
-            yield part
+            yield None
             continue
-        path, image_ids = part.header.path, read_ids(info.slice(first, count))
+        image_ids = read_ids(info.slice(first, count))
         find_checksums = (lambda: None) if checksums is None else partial(checksums.slice, first, count)
         yield replace(
-            part.header,
+            header,
             image_ids=image_ids,
             shapes=kinds.shapes[rows],
             dtypes=dtypes[rows],
-            columns=ImageColumns(path, image_ids, columns.slice(first, count), None, find_checksums),
+            columns=ImageColumns(header.path, image_ids, columns.slice(first, count), None, find_checksums),
             row_count=count,
         )
 
@@ -225,13 +207,9 @@ def _columns(parts: Sequence[Part], tables: Sequence[pa.Table], lengths: Sequenc
     for part, table in zip(parts, tables, strict=True):
         for name in part.keys.keys() & set(table.column_names):
             _refuse_other(table[name], name, part.keys[name], part.path)
-    with_keys = [
-        _with_keys(table, part.keys, kinds, length) for part, table, length in zip(parts, tables, lengths, strict=True)
-    ]
-    first = next((table.column_names[0] for table in with_keys if table.num_columns), None)
-    if first is None:
-        return tables[0]
-    return _join([_filled(table, first, length) for table, length in zip(with_keys, lengths, strict=True)], parts, path)
+    all_keys = [part.keys for part in parts]
+    with_keys = list(map(_with_keys, tables, all_keys, repeat(kinds), lengths))
+    return _join(with_keys, parts, path) if any(table.num_columns for table in with_keys) else tables[0]
 
 
 def _column_schema(parts: Sequence[Part], known: Sequence[Header], opening: _Opening, path: Path) -> pa.Schema:
@@ -244,11 +222,6 @@ def _column_schema(parts: Sequence[Part], known: Sequence[Header], opening: _Ope
                     _refuse_other(source.header.columns.column(name), name, part.keys[name], part.path)
     empty = [info.columns.schema.empty_table() for info in known]
     return _columns(parts, empty, [0] * len(parts), path).schema
-
-
-def _filled(table: pa.Table, name: str, length: int) -> pa.Table:
-    """Return the table, or nulls if it has no columns, because then it would have no rows."""
-    return table if table.num_columns else pa.table({name: pa.nulls(length)})
 
 
 def _join(tables: Sequence[pa.Table], parts: Sequence[Part], path: Path) -> pa.Table:
@@ -291,10 +264,11 @@ def _is_whole(value: str) -> bool:
 def _with_keys(
     table: pa.Table, keys: Mapping[str, str | None], kinds: Mapping[str, pa.DataType], length: int
 ) -> pa.Table:
-    """Return the columns of a part, followed by the keys that it lacks."""
+    """Return the columns of a part, of any number with ``length`` rows, followed by the keys that it lacks."""
+    table = table if table.num_columns else pa.table({"": pa.nulls(length)}).select([])
     for name in [name for name in keys if name not in table.column_names]:
         column = pa.repeat(pa.scalar(keys[name], pa.string()).cast(kinds[name]), length)
-        table = table.append_column(name, column) if table.num_columns else pa.table({name: column})
+        table = table.append_column(name, column)
     return table
 
 
