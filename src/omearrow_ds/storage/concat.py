@@ -205,11 +205,7 @@ class Concat(Images):
             shapes=index.shapes,
             dtypes=index.dtypes,
             columns=ImageColumns(
-                parts.path,
-                index.image_ids,
-                index.columns,
-                parts.read_columns,
-                lambda: parts.checksums,
+                parts.path, index.image_ids, index.columns, parts.read_columns, lambda: parts.checksums
             ),
             image_column=image_column,
             other_image_columns=other_image_columns,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, overload
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,13 +16,13 @@ import pyarrow.parquet as pq
 
 from omearrow_ds.codec import schema
 from omearrow_ds.codec.leaves import numbers
-from omearrow_ds.errors import FormatError, MissingPathError
+from omearrow_ds.errors import MissingPathError
 from omearrow_ds.storage.concat import Concat, Index, Open, Parts
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._columns import plain_columns, plain_schema
 from omearrow_ds.storage.formats._detect import refuse_special
-from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
+from omearrow_ds.storage.formats._error_translation import MALFORMED, refuse, translate_errors
 from omearrow_ds.storage.formats._file_guard import FileGuard, Fingerprint
 from omearrow_ds.storage.formats._image_columns import ImagesOf
 from omearrow_ds.storage.hashes import file_hash, new_hash
@@ -52,23 +51,10 @@ def write_index(path: Path, index: Index | pa.Table) -> str:
 def index_hash(index: Index) -> str:
     """Return a hash of the contents of an image index; equal indexes have the same hash in every process."""
     digest = new_hash()
-    with pa.PythonFile(_Hashed(digest), mode="w") as sink:
+    hashed = SimpleNamespace(write=digest.update, close=bool, flush=bool, closed=False)  # Its bytes are not stored.
+    with pa.PythonFile(hashed, mode="w") as sink:
         pq.write_table(_as_table(index), sink, compression="none", use_dictionary=False)
     return digest.hexdigest()
-
-
-class _Hashed(io.RawIOBase):
-    """A file whose bytes are hashed and not stored."""
-
-    def __init__(self, digest: hashlib.blake2b) -> None:
-        self._digest = digest
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self._digest.update(data)
-        return memoryview(data).nbytes
 
 
 def _as_table(index: Index) -> pa.Table:
@@ -107,17 +93,15 @@ class PublishedParts(Parts):
     def _read_index(self) -> Index:
         """Return the image index with the schema of columns, which are read lazily, as checksums, for their size."""
         with self._open_index() as (index, file):
-            damage = None
             if index.schema_arrow.field(schema.SIDECAR_COLUMN).type != _STRUCT:
-                raise FormatError(f"{file}: column {schema.SIDECAR_COLUMN!r} has an unexpected type; restore the file")
+                refuse(file, f"column {schema.SIDECAR_COLUMN!r} has an unexpected type", "restore the file")
             starts = list(accumulate((part.images for part in self.manifest.parts), initial=0))
             for name, expected in zip(("part", "row"), _part_rows(starts), strict=True):
                 if not np.array_equal(numbers(_read_field(index, name)), expected):
-                    damage = "images differ from the parts in parts.json"
+                    refuse(file, "images differ from the parts in parts.json", "restore the file")
             ids = _read_field(index, "id")
-            damage = damage or ("an image id is null" if ids.null_count else None)
-            if damage is not None:
-                raise FormatError(f"{file}: {damage}; restore the file")
+            if ids.null_count:
+                refuse(file, "an image id is null", "restore the file")
             fields = [field for field in index.schema_arrow if field.name != schema.SIDECAR_COLUMN]
             columns = plain_schema(pa.schema(fields), str(file))
             return Index(starts, LazyStrings(ids), _shapes_of(index), _dtypes_of(index), columns, None)
@@ -134,7 +118,7 @@ class PublishedParts(Parts):
             status = file.stat()
             fingerprint = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
             if fingerprint != self._hashed and file_hash(file) != self.manifest.index:
-                raise FormatError(f"{file}: differs from the file that parts.json lists; restore it")
+                refuse(file, "differs from the file that parts.json lists", "restore it")
             self._hashed = fingerprint
             with pq.ParquetFile(file, pre_buffer=False) as index:
                 yield index, file
@@ -155,7 +139,7 @@ class PublishedParts(Parts):
         images = super()._open_checked(number)
         if images.header.image_ids != self.index.image_ids[self.starts[number] : self.starts[number + 1]]:
             images.close()
-            raise FormatError(f"{self.paths[number]}: image ids differ from those in {INDEX}; restore the part")
+            refuse(self.paths[number], f"image ids differ from those in {INDEX}", "restore the part")
         return images
 
     def image_columns(self) -> list[ImagesOf]:
@@ -214,15 +198,8 @@ class LazyStrings(Sequence[str]):
     def __len__(self) -> int:
         return len(self._array)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> LazyStrings: ...
-    def __getitem__(self, index: int | slice) -> str | LazyStrings:
-        if isinstance(index, slice):
-            return LazyStrings(self._array[index])
-        text: str = self._array[index].as_py()
-        return text
+    def __getitem__(self, index: int | slice) -> Any:
+        return LazyStrings(self._array[index]) if isinstance(index, slice) else self._array[index].as_py()
 
     def __iter__(self) -> Iterator[str]:
         for first in range(0, len(self), _NUM_STRINGS):
@@ -233,7 +210,7 @@ class LazyStrings(Sequence[str]):
             return bool(self._array.equals(other._array))
         if not isinstance(other, Sequence) or isinstance(other, str):
             return NotImplemented
-        return len(self) == len(other) and all(one == two for one, two in zip(self, other, strict=True))
+        return list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]  # Not hashable, like a list.
 
