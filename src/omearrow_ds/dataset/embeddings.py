@@ -114,10 +114,10 @@ def _read_columns(columns: Any, subject: str) -> Callable[[list[str]], pa.Table]
         names = [_OF_IMAGE if name == _IDS else name for name in columns.column_names]
         table, ids = as_table(columns.columns.rename_columns(names), subject), list(columns.image_ids)
     elif columns is None:
-        table, ids = None, []
+        table, ids = pa.table({}), []
     else:
         table = as_table(columns, subject)
-        if table is None or _IDS not in table.column_names:
+        if _IDS not in table.column_names:
             problem = f"columns= lacks the column {_IDS!r}, which assigns rows to embeddings"
             raise MetadataError(f"{subject}: {problem}; add it, or pass the dataset", column=_IDS)
         ids, table = table[_IDS].to_pylist(), table.drop_columns(_IDS)
@@ -127,7 +127,7 @@ def _read_columns(columns: Any, subject: str) -> Callable[[list[str]], pa.Table]
         raise MetadataError(f"{subject}: columns= has several rows with the id {duplicate!r}; remove duplicates")
 
     def take(image_ids: list[str]) -> pa.Table:
-        if table is None or not table.num_columns:
+        if not table.num_columns:
             return pa.table({})
         absent = next((image_id for image_id in image_ids if image_id not in row_of), None)
         if absent is not None:

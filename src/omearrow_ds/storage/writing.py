@@ -64,25 +64,21 @@ class Layout:
     def choose(cls, fmt: Format, settings: WriteSettings) -> Layout:
         """Return the layout that write settings specify; the value None becomes the default of the format."""
         fmt.module()  # Raises an error if its backend is missing.
-        encoding, compression, rows_per_group = settings.encoding, settings.compression, settings.rows_per_group
-        known = fmt.compressions_of(encoding)
-        if compression is not None and compression not in known:
-            of_encoding = f" with encoding={encoding!r}" if fmt.kind == "table" else ""
+        rows_per_group, known = settings.rows_per_group, fmt.compressions_of(settings.encoding)
+        compression = fmt.writer.compressions[0] if settings.compression is None else settings.compression
+        if compression not in known:
+            of_encoding = f" with encoding={settings.encoding!r}" if fmt.kind == "table" else ""
             allowed = f"one of {', '.join(map(repr, known))} for {fmt.label}{of_encoding}"
             refuse_value("compression", compression, allowed=allowed)
         if rows_per_group is not None and not fmt.writer.has_row_groups:
             refuse_value("rows_per_group", rows_per_group, f"not supported by {fmt.label}", "leave it out")
-        chunk = None if settings.chunk_shape is None else _chunk_shape(fmt, settings.chunk_shape)
-        compression = compression or fmt.writer.compressions[0]
-        if fmt.kind == "directory":
-            return cls("bytes", compression, 1, _ANY_BYTES, chunk_shape=chunk)
-        chunk_codec = compression.removeprefix(CHUNK_PREFIX) if compression.startswith(CHUNK_PREFIX) else None
-        if chunk_codec is not None:
+        chunk_shape = None if settings.chunk_shape is None else _chunk_shape(fmt, settings.chunk_shape)
+        chunk_codec, encoding = None, settings.encoding if fmt.kind == "table" else "bytes"
+        if compression.startswith(CHUNK_PREFIX):
+            chunk_codec = compression.removeprefix(CHUNK_PREFIX)
             compression = fmt.writer.compressions[0] if "none" not in fmt.writer.compressions else "none"
-        rows, most_bytes = (
-            (fmt.writer.max_rows, fmt.writer.max_bytes) if rows_per_group is None else (rows_per_group, _ANY_BYTES)
-        )
-        return cls(encoding, compression, rows, most_bytes, chunk_codec)
+        max_bytes = fmt.writer.max_bytes if rows_per_group is None else _ANY_BYTES
+        return cls(encoding, compression, rows_per_group or fmt.writer.max_rows, max_bytes, chunk_codec, chunk_shape)
 
     def for_columns(self, columns: pa.Table) -> Layout:
         """Return a layout with larger row groups for a wide table: the footer lists each column of each group."""
@@ -170,7 +166,7 @@ def _refuse_url(target: Path, storage: Storage | None) -> None:
 
 
 def write(
-    images: Iterator[codec.Image], target: Target, columns: pa.Table | None, total: int | None, *, progress: bool
+    images: Iterator[codec.Image], target: Target, columns: pa.Table, total: int | None, *, progress: bool
 ) -> None:
     """Write the images and their columns to the target atomically, with larger row groups for a wide table.
 
@@ -178,11 +174,10 @@ def write(
     """
     path, fmt = target.path, target.format
     module = fmt.module()
-    table = pa.table({}) if columns is None else columns
-    num_rows = table.num_rows if table.num_columns else None
-    layout = target.layout.for_columns(table) if fmt.writer.has_row_groups else target.layout
-    refuse_names(table.column_names, str(path))
-    refuse_target = partial(_refuse_target, module, fmt, path, table.schema)
+    num_rows = columns.num_rows if columns.num_columns else None
+    layout = target.layout.for_columns(columns) if fmt.writer.has_row_groups else target.layout
+    refuse_names(columns.column_names, str(path))
+    refuse_target = partial(_refuse_target, module, fmt, path, columns.schema)
     refuse_target()
     progress_images = tqdm(images, total=total, unit="image", desc=fmt.label, disable=not progress)
     stopping = threading.Event()
@@ -191,20 +186,20 @@ def write(
 
     def fill(temporary: Path) -> None:
         items: Iterator[Any] = checked
-        header, chunks = table, {} if layout.chunk_shape is None else {"chunk_shape": layout.chunk_shape}
+        header, chunks = columns, {} if layout.chunk_shape is None else {"chunk_shape": layout.chunk_shape}
         if fmt.kind == "directory":
             temporary.mkdir()
         else:
             items = codec.encode_tables(
                 checked,
-                table,
+                columns,
                 layout.encoding,
                 max_rows=layout.max_rows,
                 max_bytes=layout.max_bytes,
                 written_at_once=fmt.writer.is_incremental,
                 chunk_codec=layout.chunk_codec,
             )
-            fields = [pa.field(schema.COLUMN, schema.image_struct(layout.encoding)), *table.schema]
+            fields = [pa.field(schema.COLUMN, schema.image_struct(layout.encoding)), *columns.schema]
             header = pa.schema(fields + [pa.field(schema.CHECKSUM_COLUMN, pa.string())] * target.checksum)
         stream = Stream(items, stopping)
         try:
@@ -327,19 +322,16 @@ def distinct_ids(image_ids: Iterable[str], subject: str) -> list[str]:
     return ids
 
 
-def as_table(columns: Columns | None, subject: str) -> pa.Table | None:
-    """Convert columns to a table of plain Arrow types; None remains None. Raise `MetadataError` for invalid columns."""
-    if columns is None:
-        return None
+def as_table(columns: Columns | None, subject: str) -> pa.Table:
+    """Convert columns to a table of plain Arrow types; raise `MetadataError` if they are invalid."""
     try:
-        table = columns if isinstance(columns, pa.Table) else _owned_table(columns, subject)
+        table = columns if isinstance(columns, pa.Table) else _owned_table({} if columns is None else columns, subject)
         table.validate(full=True)  # Otherwise a format could store invalid data, and report it as damage later.
     except (pa.ArrowException, TypeError, ValueError) as error:
         problem = f"columns cannot be converted to an Arrow table: {error}"
         raise MetadataError(problem, path=subject, remedy="correct them") from error
     refuse_extensions(table.schema, subject)
-    table = plain_columns(table, subject)
-    return table.replace_schema_metadata(None) if table.num_columns else None
+    return plain_columns(table, subject).replace_schema_metadata(None)
 
 
 def refuse_names(names: Sequence[str], subject: str) -> None:
