@@ -25,7 +25,6 @@ from omearrow_ds.errors import ArgumentError, PathExistsError
 from omearrow_ds.options import SampleSettings, WriteSettings, refuse_unknown
 from omearrow_ds.resources import split_by_bytes
 from omearrow_ds.storage.formats._base import Array, Images
-from omearrow_ds.storage.hashes import checksum_of
 from omearrow_ds.storage.jobs import Material, opening_of
 from omearrow_ds.storage.keys import IMAGE_ID
 from omearrow_ds.storage.manifest import JOBS
@@ -127,7 +126,7 @@ def write_crops(
         allowed = "the path of a table of objects, or a table in memory"
         raise ArgumentError(option="objects", value=None, allowed=allowed)
     samples = SampleSettings(crop_size=crop_size, center=center, box=box, pad=pad, normalize=False)
-    cutting = _Cutting(samples, of_objects, opening.get("verify") is not False, checksum)
+    cutting = _Cutting(samples, of_objects, opening.get("verify") is not False)
     if not is_path(fields):
         opening.pop("nulls", None)  # It applies to the objects, as column_types does.
         opening.pop("column_types", None)
@@ -161,7 +160,6 @@ class _Cutting(NamedTuple):
     samples: SampleSettings  # Without objects.
     of_objects: ObjectSettings
     verified: bool
-    checksum: bool
 
 
 class _Crops:
@@ -193,8 +191,7 @@ class _Crops:
             metadata = {field: collection.source.metadata(field) for field in dict.fromkeys(fields)}
             pixels = collection.batch(positions.tolist(), np.empty)
             for position, field, crop in zip(positions.tolist(), fields, pixels, strict=True):
-                checksum = checksum_of(crop) if self._cutting.checksum else None
-                yield Image(crop, collection.sample_ids[position], metadata[field], checksum)
+                yield Image(crop, collection.sample_ids[position], metadata[field])
 
     def opening(self, store: PartsStore) -> Callable[[], Material]:
         if isinstance(self._objects, str | os.PathLike):

@@ -33,7 +33,7 @@ from omearrow_ds.storage.concat import Index, Open
 from omearrow_ds.storage.formats import default_part_bytes
 from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._error_translation import refuse
-from omearrow_ds.storage.hashes import checksum_of, new_hash
+from omearrow_ds.storage.hashes import new_hash
 from omearrow_ds.storage.manifest import PLATE
 from omearrow_ds.storage.parts_stores import PartsStore, parts_store
 from omearrow_ds.storage.parts_target import PartRecord, PartsTarget
@@ -71,11 +71,10 @@ class Material(Protocol):
 
 
 class SourceImages:
-    """Images of a source to be written, verified if they have a checksum; with ``checksum``, others get one."""
+    """Images of a source to be written, verified if they have a checksum."""
 
-    def __init__(self, source: Images, *, checksum: bool) -> None:
-        header = source.header
-        self.source, self._has_checksums = source, checksum
+    def __init__(self, source: Images) -> None:
+        self.source, header = source, source.header
         self.image_ids, self.shapes, self.dtypes = header.image_ids, header.shapes, header.dtypes
         self.columns, self.checksums = header.columns.table, header.columns.checksums
         self.options: Mapping[str, Any] = {}
@@ -92,16 +91,15 @@ class SourceImages:
             yield from (self._image(index, pixels) for index, pixels in enumerate(images, start=start))
 
     def _image(self, index: int, pixels: Array) -> codec.Image:
-        checksum = self._stored[index] or checksum_of(pixels) if self._has_checksums else None
-        return codec.Image(pixels, self.image_ids[index], self.source.metadata(index), checksum)
+        return codec.Image(pixels, self.image_ids[index], self.source.metadata(index), self._stored[index])
 
     def opening(self, store: PartsStore) -> Callable[[], Material]:
         del store
-        return partial(_open_source_images, opening_of(self.source), checksum=self._has_checksums)
+        return partial(_open_source_images, opening_of(self.source))
 
 
-def _open_source_images(open_source: Callable[[], Images], *, checksum: bool) -> Material:
-    return SourceImages(open_source(), checksum=checksum)
+def _open_source_images(open_source: Callable[[], Images]) -> Material:
+    return SourceImages(open_source())
 
 
 def opening_of(source: Images) -> Callable[[], Images]:

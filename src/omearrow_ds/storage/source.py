@@ -522,7 +522,7 @@ def write_images(
     settings = WriteSettings.take(locals())
     subject = str(path)
     ids = None if image_ids is None else writing.distinct_ids(image_ids, subject)
-    described = writing.describe_images(images, axes, ids, metadata, subject, checksum=checksum)
+    described = writing.describe_images(images, axes, ids, metadata, subject)
     total = len(images) if isinstance(images, Sequence) else None
     table = writing.as_table(columns, subject)
     if is_parts(path):
@@ -623,7 +623,7 @@ def convert(
             warnings.warn(f"{problem}; pass image_column= to choose", UserWarning, stacklevel=2)
         refuse_over_source(source, dst)
         target = Target.choose(dst, format, settings)
-        material = SourceImages(source, checksum=checksum)
+        material = SourceImages(source)
         if is_parts(target.path):
             write_parts(material, target, settings)
             return

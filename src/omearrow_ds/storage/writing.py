@@ -181,7 +181,7 @@ def write(
     refuse_target()
     progress_images = tqdm(images, total=total, unit="image", desc=fmt.label, disable=not progress)
     stopping = threading.Event()
-    checked = check_images(progress_images, layout.encoding, num_rows, str(path))
+    checked = _check_images(progress_images, target, num_rows)
     checked = takewhile(lambda _: not stopping.is_set(), checked)
 
     def fill(temporary: Path) -> None:
@@ -246,10 +246,8 @@ def describe_images(
     image_ids: Sequence[str] | None,
     metadata: Metadata | None,
     subject: str,
-    *,
-    checksum: bool,
 ) -> Iterator[codec.Image]:
-    """Yield each image as (T, C, Z, Y, X) with its id, metadata and checksum; ``subject`` is the path in errors."""
+    """Yield each image as (T, C, Z, Y, X) with its id and metadata; ``subject`` is the path in errors."""
     error, one_id, one_record = partial(MetadataError, path=subject), "pass one id per image", "pass one dict per image"
     if isinstance(metadata, Mapping):
         raise error("metadata is one dict, expected a sequence", remedy=one_record)
@@ -268,8 +266,7 @@ def describe_images(
             raise error(f"metadata has {index} entries, expected one per image", remedy=one_record)
         values = schema.normalize_metadata(record, pixels.shape[1], name)
         native = pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
-        is_hashed = checksum and native.dtype in schema.DTYPES  # Other dtypes are refused later.
-        yield codec.Image(native, image_id, values, checksum_of(native) if is_hashed else None, fleeting)
+        yield codec.Image(native, image_id, values, fleeting=fleeting)
         num_images += 1
     if image_ids is not None and len(image_ids) != num_images:
         raise error(f"image_ids has {len(image_ids)} entries, expected {num_images}", remedy=one_id)
@@ -291,18 +288,16 @@ def _refuse_other(image: Array, index: int, subject: str) -> None:
     raise ImageError(problem, path=subject, image=index, remedy=remedy)
 
 
-def check_images(
-    images: Iterator[codec.Image], encoding: str, num_rows: int | None, subject: str
-) -> Iterator[codec.Image]:
-    """Yield the images; raise an error if an image is unsupported, or the columns do not have one row per image."""
-    error = partial(MetadataError, path=subject, remedy="pass one row per image")
+def _check_images(images: Iterator[codec.Image], target: Target, num_rows: int | None) -> Iterator[codec.Image]:
+    """Yield the images with checksums; raise an error if an image is unsupported, or has no row in the columns."""
+    error = partial(MetadataError, path=target.path, remedy="pass one row per image")
     num_images = 0
     for image in images:
-        codec.check_image(image, encoding, f"{subject}: image {num_images} ({image.image_id})")
+        codec.check_image(image, target.layout.encoding, f"{target.path}: image {num_images} ({image.image_id})")
         num_images += 1
         if num_rows is not None and num_images > num_rows:
             raise error(f"columns have {num_rows} rows, expected one per image")
-        yield image
+        yield replace(image, checksum=(image.checksum or checksum_of(image.pixels)) if target.checksum else None)
     if num_rows not in (None, num_images):
         raise error(f"columns have {num_rows} rows, expected {num_images}")
 
