@@ -24,6 +24,7 @@ from omearrow_ds.dataset.stored_images import PreloadOptions
 from omearrow_ds.errors import ArgumentError, PathExistsError
 from omearrow_ds.options import SampleSettings, WriteSettings, refuse_unknown
 from omearrow_ds.resources import split_by_bytes
+from omearrow_ds.storage.concat import Index
 from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.jobs import Material, opening_of
 from omearrow_ds.storage.keys import IMAGE_ID
@@ -141,7 +142,7 @@ def write_crops(
             write_parts(material, target, settings)
             return
         images = material.images(np.arange(len(material.order)))
-        write(images, target, material.columns, len(material.order), progress=progress)
+        write(images, target, material.index.columns, len(material.order), progress=progress)
 
 
 def _columns(collection: Collection, boxes: Boxes, order: Array) -> pa.Table:
@@ -176,12 +177,11 @@ class _Crops:
         self.order = np.argsort(first[number.reshape(-1)], kind="stable")
         boxes = self.crops.take(self.order)
         fields = boxes[0].tolist()
-        self.columns = _columns(self._collection, boxes, self.order)
-        ids = self._collection.sample_ids
-        self.image_ids: Sequence[str] = [ids[position] for position in self.order.tolist()]
-        self.shapes: Array = np.column_stack([chosen.header.shapes[fields, :3], *boxes[3:]]).astype(np.int64)
-        self.dtypes: Sequence[np.dtype[Any]] = [chosen.header.dtypes[field] for field in fields]
-        self.checksums: pa.ChunkedArray | None = None
+        ids = [self._collection.sample_ids[position] for position in self.order.tolist()]
+        shapes = np.column_stack([chosen.header.shapes[fields, :3], *boxes[3:]]).astype(np.int64)
+        dtypes = [chosen.header.dtypes[field] for field in fields]
+        columns = _columns(self._collection, boxes, self.order)
+        self.index = Index([0, len(ids)], ids, shapes, dtypes, columns, None)
         self.options: Mapping[str, Any] = {"pad": cutting.samples.pad}
 
     def images(self, numbers: Array) -> Iterator[Image]:

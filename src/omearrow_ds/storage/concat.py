@@ -68,6 +68,12 @@ class Index:
     checksums: pa.ChunkedArray | None
     rows: Array | None = None
 
+    @classmethod
+    def of(cls, header: Header, starts: Sequence[int]) -> Index:
+        """Return the index of the images of one collection, with all of its columns."""
+        columns = header.columns
+        return cls(starts, header.image_ids, header.shapes, header.dtypes, columns.table, columns.checksums)
+
 
 class Parts:
     """The parts of a collection, of one format, of which at most ``max_open`` are open.

@@ -50,17 +50,13 @@ _UNREADABLE = (FormatError, MissingPathError)
 
 
 class Material(Protocol):
-    """Images to be written, with their ids, shapes, dtypes and columns, and methods that read the pixels.
+    """Images to be written, with their index, and methods that read the pixels.
 
     ``options`` are JSON values that affect the written pixels in addition to the source.
     """
 
     source: Images
-    image_ids: Sequence[str]
-    shapes: Array
-    dtypes: Sequence[np.dtype[Any]]
-    columns: pa.Table
-    checksums: pa.ChunkedArray | None
+    index: Index
     options: Mapping[str, Any]
 
     def images(self, indices: Array) -> Iterator[codec.Image]:
@@ -74,12 +70,10 @@ class SourceImages:
     """Images of a source to be written, verified if they have a checksum."""
 
     def __init__(self, source: Images) -> None:
-        self.source, header = source, source.header
-        self.image_ids, self.shapes, self.dtypes = header.image_ids, header.shapes, header.dtypes
-        self.columns, self.checksums = header.columns.table, header.columns.checksums
+        self.source, self.index = source, Index.of(source.header, [0, len(source)])
         self.options: Mapping[str, Any] = {}
-        self._verified = verified_where_stored(source)
-        self._stored = [None] * len(source) if self.checksums is None else self.checksums.to_pylist()
+        self._verified, checksums = verified_where_stored(source), self.index.checksums
+        self._stored = [None] * len(source) if checksums is None else checksums.to_pylist()
 
     def images(self, indices: Array) -> Iterator[codec.Image]:
         for group in _split_indices(self, indices):
@@ -91,7 +85,7 @@ class SourceImages:
             yield from (self._image(index, pixels) for index, pixels in enumerate(images, start=start))
 
     def _image(self, index: int, pixels: Array) -> codec.Image:
-        return codec.Image(pixels, self.image_ids[index], self.source.metadata(index), self._stored[index])
+        return codec.Image(pixels, self.index.image_ids[index], self.source.metadata(index), self._stored[index])
 
     def opening(self, store: PartsStore) -> Callable[[], Material]:
         del store
@@ -123,7 +117,8 @@ def read_in_order(material: Material, indices: Array) -> Iterator[codec.Image]:
 
 def _split_indices(material: Material, indices: Array) -> Iterator[Array]:
     """Yield consecutive indices whose images fit into memory."""
-    sizes_bytes = image_bytes(material.shapes[indices], [material.dtypes[index] for index in indices.tolist()])
+    index = material.index
+    sizes_bytes = image_bytes(index.shapes[indices], [index.dtypes[row] for row in indices.tolist()])
     return (indices[group] for group in split_by_bytes(sizes_bytes, _GROUP_BYTES))
 
 
@@ -135,7 +130,7 @@ class PartitionOptions:
 
     def plan(self, material: Material) -> list[Array]:
         """Return the indices of the images of each part, in the order in which they are stored."""
-        sizes_bytes = image_bytes(material.shapes, material.dtypes)
+        sizes_bytes = image_bytes(material.index.shapes, material.index.dtypes)
         parts: list[Array] = []
         for number, group in enumerate(self._groups(material)):
             rows = group
@@ -147,7 +142,7 @@ class PartitionOptions:
 
     def _groups(self, material: Material) -> list[Array]:
         """Return the indices of the images of each plate and group, in order of first occurrence."""
-        columns, known = material.columns, material.columns.column_names
+        columns, known = material.index.columns, material.index.columns.column_names
         unknown = next((name for name in self.group_by if name not in known), None)
         if unknown is not None:
             names = ", ".join(map(repr, known)) or "none"
@@ -159,7 +154,7 @@ class PartitionOptions:
         if nested is not None:
             problem = f"has the type {columns[nested].type}, which cannot be grouped"
             raise ColumnError(f"{material.source.header.path}: group_by={nested!r}: {problem}; pass another column")
-        rows = np.arange(len(material.image_ids))
+        rows = np.arange(len(material.index.image_ids))
         if not grouping or not len(rows):
             return [rows]
         keys = list(map(str, range(len(grouping))))
@@ -175,9 +170,9 @@ def describe_plan(material: Material, target: Target, options: PartitionOptions,
     description = {
         "source": {
             "format": source.header.format.name,
-            "images": len(material.image_ids),
+            "images": len(material.index.image_ids),
             "chosen": [*source.header.image_column, *source.header.variant],
-            "known": hash_images(material),
+            "known": index_hash(material.index),
             "files": _files_hash(source),
             "options": dict(material.options),
         },
@@ -185,11 +180,6 @@ def describe_plan(material: Material, target: Target, options: PartitionOptions,
         "parts": num_parts,
     }
     return dict(json.loads(json.dumps(description)))  # With lists instead of tuples.
-
-
-def hash_images(material: Material) -> str:
-    of_images = material.image_ids, material.shapes, material.dtypes, material.columns, material.checksums
-    return index_hash(Index([0, len(material.image_ids)], *of_images))
 
 
 def _files_hash(source: Images) -> str:
@@ -224,7 +214,7 @@ def _write_part(
                 try:
                     readable += [index for _ in material.images(np.array([index]))]
                 except _UNREADABLE as error:
-                    failed.append({"id": material.image_ids[index], "error": str(error)})
+                    failed.append({"id": material.index.image_ids[index], "error": str(error)})
             if not failed:
                 raise
             _write_images(material, np.array(readable, np.int64), part_target)
@@ -232,7 +222,7 @@ def _write_part(
 
 
 def _write_images(material: Material, indices: Array, target: Target) -> None:
-    columns = material.columns.take(pa.array(indices))
+    columns = material.index.columns.take(pa.array(indices))
     write(read_in_order(material, indices), target, columns, len(indices), progress=False)
 
 
@@ -245,7 +235,7 @@ def _open_writer(pickled: bytes) -> WritePart:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # The planning process has already issued them.
         material = reopen()
-    if hash_images(material) != expected_hash:
+    if index_hash(material.index) != expected_hash:
         problem = f"the source on host {socket.gethostname()} differs from the planned source"
         remedy = "provide the same source on all hosts, and do not change it before all parts are written"
         refuse(material.source.path, problem, remedy)

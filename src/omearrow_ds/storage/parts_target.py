@@ -154,16 +154,8 @@ class PartsTarget:
             part = PublishedPart(name, len(source), path_size(path), runs)
             record = PartRecord(part, failed, outline_of(source).as_json())
             starts = [*[0] * (number + 1), len(source)]  # All parts before it have no images in this index.
-            index = Index(
-                starts,
-                source.header.image_ids,
-                source.header.shapes,
-                source.header.dtypes,
-                source.header.columns.table,
-                source.header.columns.checksums,
-            )
             with self.store.temporary(INDEX) as index_file:
-                write_index(index_file, index)
+                write_index(index_file, Index.of(source.header, starts))
                 self.store.put(_index_name(name), index_file)
         self.store.put(f"{PARTS}/{name}", path)
         record_name = f"{JOBS}/{number:05d}.json"

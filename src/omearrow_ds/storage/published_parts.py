@@ -65,7 +65,6 @@ def _as_table(index: Index) -> pa.Table:
     ids = pa.array(index.image_ids, pa.string())
     values = [ids, pa.array(parts, pa.int32()), pa.array(rows, pa.int64()), *sizes, dtypes, checksums]
     images = pa.StructArray.from_arrays(values, fields=list(_STRUCT))
-    assert isinstance(index.columns, pa.Table)
     columns = index.columns.combine_chunks()
     return pa.table({schema.SIDECAR_COLUMN: images, **{name: columns[name] for name in columns.column_names}})
 

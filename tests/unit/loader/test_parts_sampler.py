@@ -16,7 +16,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset, write_images
 from omearrow_ds.loader.samplers import WINDOW, OrderSpec, PartsSampler, Ranks
-from omearrow_ds.storage.concat import OPEN_PARTS
+from omearrow_ds.storage.concat import OPEN_PARTS, Index
 from omearrow_ds.storage.formats._base import PartLayout
 from omearrow_ds.storage.jobs import PartitionOptions
 from tests.support.errors import raises
@@ -301,7 +301,7 @@ def test_a_batch_of_permuted_parts_is_of_nearly_as_many_wells_as_one_of_all_imag
     """96 wells of 100 crops each in 100 parts, permuted as by `convert(..., shuffle_seed=)`."""
     wells = np.repeat(np.arange(96), 100)
     shapes, dtypes = np.ones((len(wells), 5), np.int64), [np.dtype(np.uint8)] * len(wells)
-    material = SimpleNamespace(image_ids=wells, shapes=shapes, dtypes=dtypes, columns=pa.table({}))
+    material = SimpleNamespace(index=Index([0, len(wells)], wells, shapes, dtypes, pa.table({}), None))
 
     def distinct(order):
         return np.mean([len(np.unique(batch)) for batch in order[: 64 * 150].reshape(-1, 64)])

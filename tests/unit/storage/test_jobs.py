@@ -38,6 +38,7 @@ from omearrow_ds import (
 from omearrow_ds.cli import main
 from omearrow_ds.storage import parts_stores, parts_target
 from omearrow_ds.storage import source as sources
+from omearrow_ds.storage.concat import Index
 from omearrow_ds.storage.formats import default_part_bytes, get_format
 from omearrow_ds.storage.jobs import PartitionOptions
 from omearrow_ds.storage.manifest import Manifest
@@ -87,7 +88,7 @@ def materials(draw: st.DrawFn) -> SimpleNamespace:
     ids = [str(i) for i in range(len(sizes))]
     dtypes = [np.dtype(np.uint16)] * len(sizes)
     path = SimpleNamespace(path=Path("x"))
-    return SimpleNamespace(image_ids=ids, shapes=shapes, dtypes=dtypes, columns=columns, source=path)
+    return SimpleNamespace(index=Index([0, len(ids)], ids, shapes, dtypes, columns, None), source=path)
 
 
 @settings(deadline=None)
@@ -95,10 +96,10 @@ def materials(draw: st.DrawFn) -> SimpleNamespace:
 def test_a_plan_has_every_image_once_in_parts_of_one_group_that_are_full(material, part_bytes, seed, group_by):
     options = PartitionOptions(part_bytes, seed, (group_by,) if group_by else ())
     parts = [part.tolist() for part in options.plan(material)]
-    assert sorted(number for part in parts for number in part) == list(range(len(material.image_ids)))
+    assert sorted(number for part in parts for number in part) == list(range(len(material.index.image_ids)))
     names = ["Metadata_Plate", *([group_by] if group_by else [])]
-    keys = list(zip(*(material.columns[name].to_pylist() for name in names), strict=True))
-    sizes = (material.shapes.prod(axis=1) * 2).tolist()
+    keys = list(zip(*(material.index.columns[name].to_pylist() for name in names), strict=True))
+    sizes = (material.index.shapes.prod(axis=1) * 2).tolist()
     for part, after in zip(parts, [*parts[1:], None], strict=True):
         assert len({keys[i] for i in part}) <= 1
         assert len(part) <= 1 or sum(sizes[i] for i in part) <= part_bytes
@@ -112,8 +113,8 @@ def test_a_plan_has_every_image_once_in_parts_of_one_group_that_are_full(materia
 
 
 def test_the_order_of_a_seed_is_the_same_with_every_release():
-    material = SimpleNamespace(image_ids=list("abcdefgh"), shapes=np.ones((8, 5), np.int64), columns=pa.table({}))
-    material.dtypes = [np.dtype(np.uint8)] * 8
+    shapes, dtypes = np.ones((8, 5), np.int64), [np.dtype(np.uint8)] * 8
+    material = SimpleNamespace(index=Index([0, 8], list("abcdefgh"), shapes, dtypes, pa.table({}), None))
     assert np.concatenate(PartitionOptions(3, 0).plan(material)).tolist() == ORDER
     assert np.concatenate(PartitionOptions(3, 1).plan(material)).tolist() != ORDER
 
