@@ -31,7 +31,6 @@ from omearrow_ds.storage.formats._base import (
     Header,
     Images,
     PartLayout,
-    crop_images,
     forwarded,
     read_distinct,
     stored_size,
@@ -90,16 +89,15 @@ class RangedPartSource(Images):
         self._part, self._remote, self._open_whole = part, remote, open_whole
 
     def read(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
-        del out
-        return read_distinct(self._fetch, rows) if regions is None else crop_images(self, rows, regions)
+        del regions, out  # A `VerifiedSource` reads whole images, and crops them.
+        return read_distinct(self._fetch, rows)
 
     def _fetch(self, rows: Sequence[int]) -> list[Array]:
         """Fetch images; images that are near each other in the file share a request."""
         located = list(map(self._locate, rows))
         ranges = [(start, start + layout.num_bytes) for start, layout in located]
         stored = self._remote.ranges(f"{PARTS}/{self._part.name}", ranges, size_bytes=self._part.size_bytes)[0]
-        images = (layout.image(data, 0) for (_, layout), data in zip(located, stored, strict=True))
-        return [image.astype(image.dtype.newbyteorder("="), copy=False) for image in images]
+        return [layout.image(data, 0) for (_, layout), data in zip(located, stored, strict=True)]
 
     def _locate(self, index: int) -> tuple[int, PieceLayout]:
         """Return the offset of the first pixel of an image, and its layout."""
@@ -116,7 +114,7 @@ class RangedPartSource(Images):
                 break
             row -= run.images * run.times
         problem = f"the byte range of image {index} in the manifest is outside the part"
-        raise FormatError(problem, path=self.header.path, image=index, remedy="restore the manifest")
+        raise FormatError(problem, path=header.path, image=index, remedy="restore the manifest")
 
     @cached_property
     def _whole(self) -> Images:
@@ -167,10 +165,7 @@ class PartFetcher:
         return pinned.path
 
     def reserve(self, min_parts: int = _MIN_PARTS) -> int:
-        """Begin to fetch whole parts, and return the maximum number of open parts.
-
-        Raises `ArgumentError` if the cache has no space for ``min_parts``.
-        """
+        """Begin to fetch whole parts, ``min_parts`` of which fit in the cache; return the limit of open parts."""
         largest_bytes = max((part.size_bytes for part in self.manifest.parts), default=0) or 1
         index_bytes, limit_bytes = self.find_index().stat().st_size, self.cache.limit_bytes
         slots = (limit_bytes - index_bytes) // largest_bytes
@@ -254,9 +249,8 @@ class PartFetcher:
 
     def close(self) -> None:
         """Cancel running fetches, and release the index; later calls begin again."""
-        if self._max_ahead:
-            self._prefetcher.get().close()
-            self._prefetcher.close()
+        self._prefetcher.get().close()
+        self._prefetcher.close()
         if self._pinned_index is not None:
             self._pinned_index.close()
             self._pinned_index = None
