@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -13,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import ColumnError, FormatError, OMEArrowDSError
@@ -255,10 +255,7 @@ def _promoted(tables: Sequence[pa.Table]) -> pa.Table | None:
 
 def _is_whole(value: str) -> bool:
     """Whether a text is the canonical form of a 64-bit integer; 007 is not."""
-    try:
-        return str(int(value)) == value and abs(int(value)) < 2**63
-    except ValueError:
-        return False
+    return re.fullmatch("0|-?[1-9][0-9]{0,18}", value) is not None and abs(int(value)) < 2**63
 
 
 def _with_keys(
@@ -276,9 +273,8 @@ def _refuse_other(column: pa.ChunkedArray, name: str, value: str | None, path: P
     is_equal = value is None and column.null_count == len(column)
     if value is not None:
         with suppress(pa.ArrowException):
-            equal = pc.equal(column, pa.scalar(value).cast(column.type))
-            is_equal = all(chunk.true_count == len(chunk) for chunk in equal.chunks)
+            is_equal = column.equals(pa.chunked_array([pa.repeat(pa.scalar(value).cast(column.type), len(column))]))
     if not is_equal:
-        expected = "no value" if value is None else repr(value)
-        problem = f"{path}: column {name!r} differs from the value in the folder name, {expected}"
+        shown = "no value" if value is None else repr(value)
+        problem = f"{path}: column {name!r} differs from the value in the folder name, {shown}"
         raise ColumnError(problem, column=name, remedy="correct one of them, or drop the column")
