@@ -216,7 +216,6 @@ class ObjectFile(io.RawIOBase):
         """Do nothing: each request compares size and ETag of the object."""
 
     def cache_ranges(self, ranges: Sequence[ByteRange]) -> None:
-        """Fetch the ranges that are not cached, and cache them."""
         missing = [byte_range for byte_range in coalesced(ranges) if self._cached(*byte_range) is None]
         if missing:
             fetched = [(start, data) for (start, _), data in zip(missing, self._fetch(missing), strict=True)]

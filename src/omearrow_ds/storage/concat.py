@@ -156,7 +156,6 @@ class Parts:
         return self.open_part(self.paths[number])
 
     def image_columns(self) -> list[ImagesOf]:
-        """Summarize each image column of all parts."""
         columns: dict[str, ImagesOf] = {}
         for number in range(len(self.paths)):
             for column in self.get(number).details.image_columns():
@@ -164,7 +163,6 @@ class Parts:
         return list(columns.values())
 
     def files(self) -> Iterator[Path]:
-        """Yield the local files of the collection."""
         for part in self.paths:
             yield from files_below([part, *filter(Path.exists, accompanying_files(self.format, part))])
 
@@ -333,7 +331,6 @@ class PartStacks(Stacks):
         return stacks[index]
 
     def cut(self, cut: Callable[[Array], Array]) -> Stacks:
-        """Return stacks that contain the same region of each image; see `Stacks.cut`."""
         stacks = PartStacks(self._all_parts, lambda images: cut(self._cut(images)))
         stacks.requests = self.requests
         return stacks
@@ -380,7 +377,6 @@ class PartStacks(Stacks):
         return any(stacks._is_cold() for _, stacks in self._held if stacks is not None)  # noqa: SLF001  # Same class.
 
     def page_ranges(self, indices: Array, rows: Rows | None = None) -> Array:
-        """Return the page ranges of images whose parts are open; see `Stacks.page_ranges`."""
         numbers, ranges = self._first.searchsorted(indices, "right") - 1, [np.empty((0, 2), np.int64)]
         with self._looking:
             for number in self._parts.keys() & set(numbers.tolist()):

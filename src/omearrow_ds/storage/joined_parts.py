@@ -52,7 +52,6 @@ class JoinedParts(Parts):
         self._joined = joined_parts
 
     def read_columns(self, names: list[str]) -> pa.Table:
-        """Return some columns of all parts; raise `ColumnError` if values of two parts have no common type."""
         if not names:
             return pa.table({})
         empty = pa.schema(map(self.index.columns.field, names)).empty_table()

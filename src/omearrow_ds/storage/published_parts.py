@@ -86,7 +86,6 @@ class PublishedParts(Parts):
         super().__init__(path, get_format(manifest.format), files, index, open_part, guard=guard)
 
     def images(self) -> Concat:
-        """Return the images of the parts."""
         return Concat(self, image_column=(schema.COLUMN,) if self.format.kind == "table" else ())
 
     def _read_index(self) -> Index:
@@ -154,7 +153,6 @@ class PublishedParts(Parts):
 
 
 def open_published(path: Path, open_part: Open) -> PublishedParts:
-    """Open the parts of a published collection on this machine."""
     guard = FileGuard(path, tracked=path / MANIFEST)
     guard.refuse_changed()
     manifest = Manifest.read(path)
@@ -214,7 +212,6 @@ class LazyStrings(Sequence[str]):
     __hash__ = None  # type: ignore[assignment]  # Not hashable, like a list.
 
     def __arrow_array__(self, type: pa.DataType | None = None) -> pa.Array:  # noqa: A002  # Arrow's name
-        """Return the strings as an Arrow array."""
         return self._array if type in (None, self._array.type) else self._array.cast(type)
 
     def __repr__(self) -> str:

@@ -357,7 +357,6 @@ class RetryDeadline:
         self.reset()
 
     def reset(self) -> None:
-        """Record that the server made progress."""
         self._progress_s, self.pause_s, self.num_silent_tries = time.monotonic(), _PAUSE_S, 0
 
     @property

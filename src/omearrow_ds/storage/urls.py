@@ -329,11 +329,7 @@ def _format_at(url: Path, reach: BucketReader) -> Format:
 
 
 def urls_of(paths: Paths, reach: BucketReader) -> list[Url] | None:
-    """Return the URLs in a list, or the sorted URLs that match a glob pattern; None if ``paths`` are local.
-
-    A glob at a URL matches as a local glob does. Also None if an object has exactly the name of the glob. Raises
-    `ArgumentError` if only some paths in a list are URLs; `MissingPathError` if no object matches.
-    """
+    """Return the URLs in a list, or those that match a glob; None if ``paths`` are local or the name of an object."""
     if isinstance(paths, str | os.PathLike):
         text = str(url_of(paths))
         fixed = _MAGIC.split(text)[0].rpartition("/")[0]

@@ -168,10 +168,7 @@ def _refuse_url(target: Path, storage: Storage | None) -> None:
 def write(
     images: Iterator[codec.Image], target: Target, columns: pa.Table, total: int | None, *, progress: bool
 ) -> None:
-    """Write the images and their columns to the target atomically, with larger row groups for a wide table.
-
-    ``total`` is for the progress bar.
-    """
+    """Write the images and their columns to the target atomically; ``total`` is for the progress bar."""
     path, fmt = target.path, target.format
     module = fmt.module()
     num_rows = columns.num_rows if columns.num_columns else None
@@ -224,11 +221,7 @@ def write(
 
 
 def _refuse_target(module: ModuleType, fmt: Format, path: Path, columns: pa.Schema) -> None:
-    """Raise an error if the format cannot be stored at this path or cannot hold these columns, by name or type.
-
-    Raises `FormatError` for the path; `PathExistsError` if an existing file next to it would be read as part of the
-    new one; `MetadataError` for a column.
-    """
+    """Raise an error if the format cannot be stored at this path, next to existing files, or with these columns."""
     for suffix in fmt.sidecar_suffixes:
         if os.path.lexists(f"{path}{suffix}"):
             problem = "contains changes of a previous file that would be read as part of the new one"
