@@ -274,6 +274,6 @@ def _refuse_other(column: pa.ChunkedArray, name: str, value: str | None, path: P
         with suppress(pa.ArrowException):
             is_equal = column.equals(pa.chunked_array([pa.repeat(pa.scalar(value).cast(column.type), len(column))]))
     if not is_equal:
-        shown = "no value" if value is None else repr(value)
-        problem = f"{path}: column {name!r} differs from the value in the folder name, {shown}"
+        expected = "no value" if value is None else repr(value)
+        problem = f"{path}: column {name!r} differs from the value in the folder name, {expected}"
         raise ColumnError(problem, column=name, remedy="correct one of them, or drop the column")
