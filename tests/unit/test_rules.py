@@ -222,7 +222,7 @@ def test_pixels_never_become_python_objects():
             "self._array[:3]",
         },
         "storage/remote_parts.py": {"pc.count_distinct(column, 'all')"},
-        "storage/jobs.py": {"self.checksums"},
+        "storage/jobs.py": {"checksums"},
         "storage/stats.py": {"column", "self.table"},
         "storage/keys.py": {"encoded.dictionary"},
         "storage/masks.py": {"header.columns.column(column)"},
