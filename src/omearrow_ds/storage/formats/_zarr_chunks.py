@@ -24,7 +24,7 @@ import imagecodecs
 import numpy as np
 import zarr
 from google_crc32c import value as crc32c
-from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
+from zarr.abc.store import ByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.codecs import BloscCodec
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import MemoryStore
@@ -162,16 +162,11 @@ def _array_of(
         shape,
         shard,
         sizes[1] is not sizes[2],
-        _file_names(file_grid, *key),
+        [key[0] + key[1].join(map(str, position)) for position in np.ndindex(*file_grid)],
         compressor,
         np.array(fill_value, dtype) if has_fill else None,
         chunk_bytes,
     )
-
-
-@lru_cache(64)  # Most arrays of a folder are alike.
-def _file_names(grid: Shape, prefix: str, separator: str) -> list[str]:
-    return [prefix + separator.join(map(str, position)) for position in np.ndindex(*grid)]
 
 
 def chunk_files(array: ZarrArray, folder: str, files: FileSet, *, can_miss_chunks: bool) -> ChunkFiles:
@@ -385,23 +380,13 @@ class ZarrObjects(Store):
         url = f"{self._url}/{key}"
         if isinstance(part, RangeByteRequest):
             return self._files.objects.part(url, part.start, part.end)
-        if part is None:
-            is_metadata = key.rpartition("/")[2] in _METADATA_FILES
-            return self._files.read_metadata(url) if is_metadata else self._files.read(url)
-        opened = self._files.open(url)
-        assert isinstance(part, OffsetByteRequest | SuffixByteRequest)
-        start = part.offset if isinstance(part, OffsetByteRequest) else max(0, opened.size_bytes - part.suffix)
-        return opened.read_ranges([(start, opened.size_bytes)])[0]
-
-    async def exists(self, key: str) -> bool:
-        """Whether an object exists."""
-        try:
-            await asyncio.to_thread(partial(self._files.objects.part, f"{self._url}/{key}", 0, 1))
-        except MissingPathError:
-            return False
-        return True
+        if isinstance(part, SuffixByteRequest):
+            return self._files.open(url).read_tail(part.suffix)
+        assert part is None
+        is_metadata = key.rpartition("/")[2] in _METADATA_FILES
+        return self._files.read_metadata(url) if is_metadata else self._files.read(url)
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
 
-    get_partial_values = set = delete = list = list_prefix = list_dir = _refuse
+    exists = get_partial_values = set = delete = list = list_prefix = list_dir = _refuse
