@@ -78,6 +78,7 @@ class FieldSource(ImagesWrapper):
         header = files.header
         first = [int(grid.flat[0]) for grid in fields.grids]
         self._fields, self._plane = fields, header.shapes[first].reshape(-1, 5)
+        self._are_planes = bool((self._plane[:, :3] == 1).all())
         shapes = self._plane.copy()
         shapes[:, :3] *= np.array([grid.shape for grid in fields.grids], np.int64).reshape(-1, 3)
         pages = ((page.series, page.page) for page in fields.pages)
@@ -155,10 +156,6 @@ class FieldSource(ImagesWrapper):
         for (number, target), part in zip(targets, parts, strict=True):
             arrays[number][target] = part
         return arrays
-
-    @cached_property
-    def _are_planes(self) -> bool:
-        return bool((self._plane[:, :3] == 1).all())
 
     def prefetch(self, rows: Sequence[int]) -> None:
         self.source.prefetch([int(number) for row in rows for number in self._fields.grids[row].flat])
@@ -315,7 +312,7 @@ def joined_files(
     firsts: dict[int, Array] = {of_kind[model]: first}
     for grid, kind in zip(fields.grids, of_kind, strict=True):
         like[grid] = firsts.setdefault(kind, grid[0, :, 0])[:, None]
-    source = open_files(reader, root, fields.files, names, like.tolist(), pages)
+    source = open_files(reader, fields.files, names, like.tolist(), pages)
     examples: dict[str, str] = {}
     for number in first.tolist():
         layout = f"{tuple(source.header.shapes[number].tolist())} {source.header.dtypes[number]}"

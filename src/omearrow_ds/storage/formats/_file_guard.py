@@ -90,9 +90,7 @@ class FileGuard:
             fingerprint += _file_fingerprint(file)
             if self.fingerprint is None:
                 refuse_special(file)
-        if self.fingerprint is None:
-            self.fingerprint = fingerprint
-        elif fingerprint != self.fingerprint:
+        if fingerprint != self.fingerprint:
             self.compare(fingerprint)
 
     def compare(self, fingerprint: Fingerprint) -> None:

@@ -25,15 +25,9 @@ from omearrow_ds.codec.decode import new_image
 from omearrow_ds.codec.encode import Image, prepend_column, with_checksums
 from omearrow_ds.codec.leaves import numbers
 from omearrow_ds.errors import FormatError, MissingPathError, OMEArrowDSError
-from omearrow_ds.storage.byte_source import (
-    OPEN_FLAGS,
-    STATUS_NS,
-    LocalFile,
-    ObjectFile,
-    OpenFolder,
-    version_fingerprint,
-)
+from omearrow_ds.storage.byte_source import OPEN_FLAGS, STATUS_NS, LocalFile, OpenFolder, version_fingerprint
 from omearrow_ds.storage.extents import (
+    ChunkFile,
     ExtentReader,
     ImageChunks,
     Located,
@@ -137,8 +131,7 @@ class Folder:
         sidecar = path / SIDECAR  # It changes if the folder is replaced or overwritten.
         tracked = sidecar if sidecar.is_file() else path
         self.guard = FileGuard(path, get_format(format_name).label, errors, tracked=tracked)
-        self.members: list[Member] = []
-        self.shapes = _shapes_of(self.members)
+        self.set_members([])
         self.columns, self.checksums = pa.table({}), None
         self.variant: tuple[str, ...] = ()
         self.is_listed = False  # Whether a sidecar lists the files.
@@ -149,7 +142,7 @@ class Folder:
         return (url_of(file) if self.is_remote else None) or self.root / file
 
     def set_members(self, members: list[Member]) -> None:
-        self.members, self.shapes = members, _shapes_of(members)
+        self.members, self.shapes = members, np.array([member.shape for member in members], np.int64).reshape(-1, 5)
 
     def set_columns(self, columns: pa.Table) -> None:
         """Set the stored columns; the column of checksums is split off."""
@@ -237,7 +230,10 @@ class FileReader(ABC):
     def list_members(self, *, skip_errors: bool) -> None:
         """Set the members of the folder from its sidecar, or from its files in natural order."""
         folder = self.folder
-        path, is_single = folder.path, _is_image(self)
+        path = folder.path
+        is_single = path.name.lower().endswith(self.suffixes) if folder.is_remote else self.is_member(path)
+        if not (is_single or folder.is_remote or path.is_dir()):
+            raise _wrong_format(folder, "is not an image")
         folder.root = path.parent if is_single else path
         names = [path.name] if is_single else self.list_names()
         if not is_single:
@@ -310,9 +306,9 @@ class FileReader(ABC):
         """Return the label images of a name, and the index of each image's; None if the format stores none."""
         return None
 
-    def object_sizes(self, versions: Mapping[str, tuple[int, str]]) -> tuple[int, int]:
+    def object_sizes(self, files: ObjectFileSet) -> tuple[int, int]:
         """Return number and size of all objects; an object of unknown size counts as average-sized."""
-        sizes = [size for url, (size, _) in versions.items() if not url.endswith(f"/{SIDECAR}")]
+        sizes = [size for url, (size, _) in files.versions.items() if not url.endswith(f"/{SIDECAR}")]
         num_files = len({member.file for member in self.folder.members})
         return num_files + self.folder.is_listed, sum(sizes) * num_files // max(1, len(sizes))
 
@@ -456,8 +452,6 @@ class FolderImages(Images):
 
     def _read_whole(self, rows: Sequence[int], out: Targets) -> list[Array]:
         """Return whole images: filled arrays of ``out``, or other arrays."""
-        if len(rows) > 1:
-            self.prefetch(rows)
         images: list[Array] = []
         others = []
         members, root = self._folder.members, self._folder.root
@@ -486,7 +480,7 @@ class FolderImages(Images):
         missing = [number for number, pixels in enumerate(arrays) if pixels is None]
         if not missing:
             return arrays
-        if len(missing) > 1 and not is_fetched:
+        if len(missing) > 1:
             self.prefetch([rows[number] for number in missing])
         for row, positions in rows_to_positions([rows[number] for number in missing]).items():
             numbers = [missing[position] for position in positions]
@@ -503,7 +497,7 @@ class FolderImages(Images):
         layout, offsets = consecutive_planes(member.shape, member.dtype, member.pixel_offset)
         return ImageChunks(layout, self._listed_file(member), offsets)
 
-    def _listed_file(self, member: Member) -> LocalFile | ObjectFile:
+    def _listed_file(self, member: Member) -> ChunkFile:
         if self._folder.is_remote:
             return self._folder.files.open(self._folder.path_of(member.file))
         size_bytes, modified_ns = member.size_bytes or 0, member.modified_ns
@@ -546,7 +540,7 @@ def _files_in(folder: Folder) -> Iterator[Path]:
 def _size_of_objects(reader: FileReader) -> tuple[int, int, int] | None:
     if not isinstance(reader.folder.files, ObjectFileSet):
         return None
-    num_files, size_bytes = reader.object_sizes(reader.folder.files.versions)
+    num_files, size_bytes = reader.object_sizes(reader.folder.files)
     return num_files, size_bytes, size_bytes
 
 
@@ -592,21 +586,14 @@ def open_folder(
 
 
 def open_files(
-    reader: FileReader,
-    root: Path,
-    files: Sequence[str],
-    names: Sequence[str],
-    like: Sequence[int],
-    pages: Sequence[ListedPage] = (),
+    reader: FileReader, files: Sequence[str], names: Sequence[str], like: Sequence[int], pages: Sequence[ListedPage]
 ) -> FolderImages:
-    """Open files of the folder ``root``, of which ``like`` lists those with the assumed shapes and dtypes."""
+    """Open files of a folder, of which ``like`` lists those with the assumed shapes and dtypes."""
     # Each file is expected to be like the file of its index in ``like``, and is compared when it is read. Errors name
-    # the path of the reader's folder, which may be a table, and ``names``, descriptions of the files. ``pages`` are the
-    # series and page of each file, if a table lists them.
+    # the path of the reader's folder, which may be a table, and ``names``, descriptions of the files.
     folder = reader.folder
     folder.guard.refuse_changed()
-    folder.root, folder.are_alike = root, True
-    pages = pages or [NOT_LISTED] * len(files)
+    folder.are_alike = True
     described = {number: reader.describe(files[number], pages[number]) for number in sorted(set(like))}
     folder.set_members(
         [
@@ -615,17 +602,6 @@ def open_files(
         ]
     )
     return FolderImages(reader)
-
-
-def _is_image(reader: FileReader) -> bool:
-    """Whether the path is that of one image; raises `FormatError` if it is neither an image nor a folder."""
-    folder = reader.folder
-    if folder.is_remote:
-        return folder.path.name.lower().endswith(reader.suffixes)
-    is_image = reader.is_member(folder.path)
-    if not is_image and not folder.path.is_dir():
-        raise _wrong_format(folder, "is not an image")
-    return is_image
 
 
 def _wrong_format(folder: Folder, problem: str) -> FormatError:
@@ -675,10 +651,6 @@ def _listed_members(listing: pa.StructArray, sidecar: str) -> tuple[list[Member]
         columns["pixel_offset"].to_pylist(),
     )
     return list(members), shapes
-
-
-def _shapes_of(members: Sequence[Member]) -> Array:
-    return np.array([member.shape for member in members], np.int64).reshape(-1, 5)
 
 
 def write_members(

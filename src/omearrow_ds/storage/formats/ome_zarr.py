@@ -369,22 +369,19 @@ class ZarrReader(FileReader):
             raise error("no image has these label images", remedy=remedy)
         ids = [folder.members[index].image_id for index in indices]
         labels = Folder(folder.path, folder.format_name, self.errors, None)
-        labels.variant = (*folder.variant, f"labels/{name}")
+        labels.root, labels.variant = folder.root, (*folder.variant, f"labels/{name}")
         paths = [files[index] for index in indices]
-        images = open_files(ZarrReader(labels, self._nodes.level), folder.root, paths, ids, range(len(indices)))
+        images = open_files(ZarrReader(labels, self._nodes.level), paths, ids, range(len(ids)), [NOT_LISTED] * len(ids))
         label_of = np.full(len(files), -1)
         label_of[indices] = np.arange(len(indices))
         return images, label_of
 
-    def object_sizes(self, versions: Mapping[str, tuple[int, str]]) -> tuple[int, int]:
+    def object_sizes(self, files: ObjectFileSet) -> tuple[int, int]:
         """Return number and size of all objects; the size is 0 on a web server, which cannot list."""
-        folder = self.folder
-        del versions  # Not of all chunks.
-        assert isinstance(folder.files, ObjectFileSet)
         try:
-            sizes = [size_bytes for size_bytes, _ in folder.files.objects.inside(str(folder.path)).values()]
+            sizes = [size_bytes for size_bytes, _ in files.objects.inside(str(self.folder.path)).values()]
         except StorageError:
-            return len(folder.members), 0
+            return len(self.folder.members), 0
         return len(sizes), sum(sizes)
 
 
@@ -392,7 +389,6 @@ open_collection = partial(open_folder, "ome_zarr", ZarrReader)
 
 
 def _refuse_level(level: int, problem: str, path: Path) -> None:
-    """Raise `ArgumentError` unless a level is the first."""
     if level:
         raise ArgumentError(problem, path=path, option="level", value=level, remedy="pass level=0")
 
