@@ -63,9 +63,7 @@ def open_fields(
     if not images:
         problem = "no column FileName_<channel> or Image_FileName_<channel> lists TIFF files"
         raise ColumnError(f"{problem} (columns: {listing.names[:20]})", path=path, remedy="add such a column")
-    chosen = (
-        images if channels is None else fields.picked_channels(path, channels, dict(zip(images, images, strict=True)))
-    )
+    chosen = images if channels is None else fields.picked_channels(path, channels, {name: name for name in images})
     base = None if root is None else str(url_of(root) or Path(root).absolute())
     columns = [_listed_files(path, base, table, listed[channel]) for channel in chosen]
     rows: dict[Hashable, int] = {}

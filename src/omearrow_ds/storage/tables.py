@@ -61,9 +61,8 @@ def _refuse_nulls(tables: Sequence[TableImages]) -> NoReturn:
     also = "".join(f", {other.table.header.null.sum():,} in {other.header.image_column[0]!r}" for other in others)
     verb = "is" if null.sum() == 1 and not others else "are"
     images = f"{null.sum():,} of the {len(first):,} images in column {first.header.image_column[0]!r}{also}"
-    refuse(
-        first.header.path, f"{images} {verb} null, first image {null.argmax()}", "pass nulls='skip' to skip these rows"
-    )
+    problem = f"{images} {verb} null, first image {null.argmax()}"
+    refuse(first.header.path, problem, "pass nulls='skip' to skip these rows")
 
 
 class JoinedColumns(ImagesWrapper):
@@ -141,7 +140,6 @@ class JoinedColumns(ImagesWrapper):
 
 
 def _joined_storage(storages: Sequence[Callable[[], Stored]]) -> Stored:
-    """Return how the images of several columns are stored and read."""
     stored = [storage_info() for storage_info in storages]
     reading = "; ".join(dict.fromkeys(column.reading for column in stored))
     return replace(

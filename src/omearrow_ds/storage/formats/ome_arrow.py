@@ -270,12 +270,8 @@ class OMEArrowImages(Images):
             size = shape if region is None else size_of(region)
             arrays.append(new_image(size, header.dtypes[row], f"{header.path}: image {row}"))
         sorted_rows = sorted(uses)
-        pieces = [slice(None)]
-        if sorted_rows:
-            pixels = table.grid.sizes[sorted_rows].prod(axis=1)
-            sizes_bytes = pixels * [header.dtypes[owner].itemsize for owner in table.grid.owners[sorted_rows].tolist()]
-            pieces = list(split_by_bytes(sizes_bytes, _BLOCK_BYTES))
-        for piece in pieces:
+        itemsizes = [header.dtypes[owner].itemsize for owner in table.grid.owners[sorted_rows].tolist()]
+        for piece in split_by_bytes(table.grid.sizes[sorted_rows].prod(axis=1) * itemsizes, _BLOCK_BYTES):
             for chunk_row, pixels in zip(sorted_rows[piece], table.read(sorted_rows[piece]), strict=True):
                 for number, inner, outer in uses[chunk_row]:
                     arrays[number][outer] = pixels[inner]
@@ -330,7 +326,6 @@ def _read_table(guard: FileGuard, name: str) -> pa.Table:
 
 
 def _kinds_of_images(images: pa.Table, path: Path) -> tuple[list[str], Array, list[np.dtype[Any]]]:
-    """Return the ids, shapes and dtypes in the table of images."""
     arrays = [images[name.replace("type", "dtype")].combine_chunks() for name in PIXELS_META]
     info = pa.table({"pixels_meta": pa.StructArray.from_arrays(arrays, PIXELS_META)})
     kinds = kinds_of(info, str(path))
@@ -412,17 +407,14 @@ class ChunkTable:
         if set(_INDEX_FIELDS) - set(index.column_names) or len(index) != self.starts[-1]:
             return None
         number, row = (whole_numbers(index[name].combine_chunks()) for name in ("row_group_id", "row_index_in_group"))
-        starts = np.array(self.starts)
-        is_valid = (number >= 0) & (number < len(starts) - 1) & (row >= 0)
-        rows = np.where(is_valid, starts[np.where(is_valid, number, 0)] + row, -1)
-        is_valid &= rows < starts[np.where(is_valid, number + 1, 0)]
-        whole = is_valid.all() and pc.all(pc.equal(index["fragment_path"], _CHUNKS)).as_py() is not False
-        if not whole or not np.array_equal(np.sort(rows), np.arange(len(rows))):
-            return None
-        return index.take(pa.array(np.argsort(rows)))
+        order, counts = np.lexsort((row, number)), np.diff(self.starts)
+        groups = np.repeat(np.arange(len(counts)), counts)
+        in_group = np.arange(len(groups)) - np.array(self.starts)[groups]
+        is_complete = np.array_equal(number[order], groups) and np.array_equal(row[order], in_group)
+        is_complete &= pc.all(pc.equal(index["fragment_path"], _CHUNKS)).as_py() is not False
+        return index.take(pa.array(order)) if is_complete else None
 
     def _refuse_other_dtypes(self, names: Sequence[str | None], owners: Array) -> None:
-        """Raise `FormatError` if chunks have another dtype than their images."""
         valid_names = {dtype: (dtype.name, dtype.str) for dtype in set(self._dtypes)}
         for name, owner in zip(names, owners.tolist(), strict=True):
             if owner >= 0 and name not in valid_names[self._dtypes[owner]]:
@@ -512,25 +504,17 @@ class ChunkTable:
 
     def _values_of(self, numbers: Sequence[int]) -> dict[str, list[Any]]:
         """Return columns of row groups; of the column chunks with equal bytes, which may be many, one is decoded."""
-        source, file = self._pages.get().file, self._file.get()
+        source, file, values = self._pages.get().file, self._file.get(), dict[str, list[Any]]()
         source.refuse_changed()  # pyarrow maps the file as well
-        needed: dict[tuple[int, ...], dict[str, Sequence[Any]]] = {}
-        values = {}
         with self._guard.reading():
             stored = list(map(file.metadata.row_group, numbers))
             for name, leaf in self._leaves.items():
                 keys = [_key_of(source, group.column(leaf)) for group in stored] if self._cut else numbers
-                needed.setdefault(tuple(dict(zip(keys, numbers, strict=True)).values()), {})[name] = keys
-            for decoded, columns in needed.items():
-                table = file.read_row_groups(list(decoded), columns=list(columns), use_threads=False)
-                for name, keys in columns.items():
-                    items = iter(table[name].to_pylist())
-                    counts = (self.starts[number + 1] - self.starts[number] for number in decoded)
-                    by_key = {
-                        key: list(itertools.islice(items, count))
-                        for key, count in zip(dict.fromkeys(keys), counts, strict=True)
-                    }
-                    values[name] = [value for key in keys for value in by_key[key]]
+                decoded: dict[Any, int] = dict(zip(keys, numbers, strict=True))
+                items = iter(file.read_row_groups([*decoded.values()], [name], use_threads=False)[name].to_pylist())
+                sizes = {key: self.starts[number + 1] - self.starts[number] for key, number in decoded.items()}
+                of_key = {key: list(itertools.islice(items, size)) for key, size in sizes.items()}
+                values[name] = [value for key in keys for value in of_key[key]]
         return values
 
     def decode_group(self, number: int, rows: Sequence[int]) -> list[Array]:
@@ -568,7 +552,6 @@ class ChunkTable:
         return Stored(None, compression, chunking, compression == "none", reading)
 
     def stream(self) -> Iterator[Block]:
-        """Yield all chunks, each of which is an image."""
         return self._pages.get().stream(self)
 
 
