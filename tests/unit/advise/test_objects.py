@@ -167,7 +167,7 @@ def test_crops_of_a_small_sample_take_turns_like_crops_of_many_fields():
 @pytest.mark.parametrize("access", ["random", "sequential"])
 def test_crops_are_recommended_for(path, access):
     result = recommend(
-        path, objects=CELLS, crop_size=(6, 4), formats=["arrow"], seconds=0.3, batch_size=4, access=access, epochs=3
+        path, objects=CELLS, crop_size=(6, 4), formats=["arrow"], seconds=1, batch_size=4, access=access, epochs=3
     )
     assert "Samples are crops around 4 objects; an epoch reads each crop once." in result.notes
     assert {row.plan.layout.format.name for row in result.rows if row.rounds} == {"parquet", "arrow"}
