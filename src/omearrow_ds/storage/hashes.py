@@ -16,15 +16,12 @@ import functools
 import hashlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xxhash
 
 from omearrow_ds.storage.formats._detect import entries_below
-
-if TYPE_CHECKING:
-    from hashlib import _Hash
 
 _SHORT = 2 * 16  # Number of hexadecimal digits of hashes of small data, and of parts in manifests of version 1.
 Array = np.ndarray[Any, Any]
@@ -42,7 +39,7 @@ def digest_of(data: bytes | memoryview) -> str:
     return new_hash(data).hexdigest()
 
 
-def part_hash(digits: str) -> _Hash | hashlib.blake2b:
+def part_hash(digits: str) -> Any:
     """Return a new hash object to verify the name of a part, which contains ``digits``."""
     return new_hash() if len(digits) == _SHORT else hashlib.sha256()
 

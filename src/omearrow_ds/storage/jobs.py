@@ -36,11 +36,10 @@ from omearrow_ds.storage.formats._error_translation import refuse
 from omearrow_ds.storage.hashes import new_hash
 from omearrow_ds.storage.manifest import PLATE
 from omearrow_ds.storage.parts_stores import PartsStore, parts_store
-from omearrow_ds.storage.parts_target import PartRecord, PartsTarget
+from omearrow_ds.storage.parts_target import PartRecord, PartsTarget, count_written
 from omearrow_ds.storage.published_parts import index_hash
 from omearrow_ds.storage.verified import verified_where_stored
 from omearrow_ds.storage.writing import Target, write
-from omearrow_ds.text import count
 
 _GROUP_BYTES = 2**25  # Decoded images in memory at once.
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of glibc's mallopt.
@@ -269,7 +268,7 @@ def make_parts(material: Material, target: Target, settings: WriteSettings, open
             for _ in _run_jobs(settings.executor, write_part, missing, parts, len(plan)):
                 bar.update()
         except KeyboardInterrupt:
-            problem = f"{len(parts.finished_parts()):,} of {count(len(plan), 'part')} are written"
+            problem = count_written(len(parts.finished_parts()), len(plan))
             raise KeyboardInterrupt(f"{target.path}: {problem}; repeat the command to continue") from None
     return parts
 

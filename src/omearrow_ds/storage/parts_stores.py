@@ -196,11 +196,11 @@ class BucketStore(ObjectStore):
 
     @property
     def is_begun(self) -> bool:
-        return self.read_files([PLAN]) != [None]
+        return self._read_file(PLAN) is not None
 
     @property
     def has_collection(self) -> bool:
-        return self.read_files([MANIFEST]) != [None]
+        return self._read_file(MANIFEST) is not None
 
     def begin(self, *, overwrite: bool) -> str | None:
         manifest, plan = self.read_files([MANIFEST, PLAN])
@@ -309,8 +309,8 @@ class BucketStore(ObjectStore):
     def finish(self, index_file: str) -> None:
         deadline = RetryDeadline(str(self.url), _SILENT)
         objects = self.repeat(deadline, lambda: self.client().list_with_delimiter()["objects"])
-        names = [item["path"] for item in objects]
-        self.remove([name for name in names if INDEX_NAME.fullmatch(name) and name != index_file])
+        names = {item["path"] for item in objects} - {index_file}
+        self.remove(list(filter(INDEX_NAME.fullmatch, names)))
         self.remove({f"{JOBS}/{name}" for name in self.sizes(JOBS)} - {PLAN})
         self.remove([PLAN])  # Removed last, so that the same command can resume the cleanup.
 

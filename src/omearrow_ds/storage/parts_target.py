@@ -200,7 +200,7 @@ class PartsTarget:
         if missing:
             listed = ", ".join(f"{number + 1}" for number in missing[:_MAX_LISTED])
             more = f" and {len(missing) - _MAX_LISTED:,} more" if len(missing) > _MAX_LISTED else ""
-            problem = f"{_written(len(records), total)} (missing: parts {listed}{more})"
+            problem = f"{count_written(len(records), total)} (missing: parts {listed}{more})"
             remedy = "run the command without --task to write missing parts, or repeat unfinished commands with --task"
             refuse(self.path, problem, remedy)
         written = [records[number] for number in range(total)]
@@ -236,7 +236,7 @@ class PartsTarget:
 
     def refuse_unfinished(self) -> NoReturn:
         """Raise the error for reading an unpublished collection, which states how many parts are finished."""
-        problem = _written(len(self.finished_parts()), (self.plan or {"parts": 0})["parts"])
+        problem = count_written(len(self.finished_parts()), (self.plan or {"parts": 0})["parts"])
         remedy = "repeat the command to continue, and run omearrow-ds publish after all parts are written"
         refuse(self.path, problem, remedy)
 
@@ -273,7 +273,7 @@ def _pieces(image: Array) -> tuple[int, int]:
     return math.prod(image.shape[:num_axes]), gap
 
 
-def _written(number: int, total: int) -> str:
+def count_written(number: int, total: int) -> str:
     return f"{number:,} of {count(total, 'part')} {'is' if total == 1 else 'are'} written"
 
 
