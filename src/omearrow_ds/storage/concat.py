@@ -330,7 +330,7 @@ class PartStacks(Stacks):
         stacks.prepare_image(index)
         return stacks[index]
 
-    def cut(self, cut: Callable[[Array], Array]) -> Stacks:
+    def cut(self, cut: Keep) -> Stacks:
         stacks = PartStacks(self._all_parts, lambda images: cut(self._cut(images)))
         stacks.requests = self.requests
         return stacks

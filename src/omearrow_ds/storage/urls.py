@@ -341,10 +341,9 @@ def urls_of(paths: Paths, reach: BucketReader) -> list[Url] | None:
         matches = sorted((name for name in visible if _fits(name.split("/"), steps)), key=natural_key)
         if not matches:
             raise MissingPathError(f"{text}: no object matches the pattern; correct the pattern")
-        return [url for name in matches if (url := url_of(name)) is not None]
-    urls = [url_of(path) for path in paths]
-    known = [url for url in urls if url is not None]
-    if known and len(known) < len(urls):
+        return list(filter(None, map(url_of, matches)))
+    known = list(filter(None, map(url_of, paths)))
+    if known and len(known) < len(paths):
         raise ArgumentError(f"{paths!r}: expected only URLs or only local paths", remedy="copy the other files")
     return known or None
 

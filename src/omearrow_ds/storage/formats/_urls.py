@@ -67,11 +67,9 @@ def url_of(path: str | os.PathLike[str]) -> Url | None:
 
 
 class Copy(Protocol):
-    """A copy of an object on this machine, which exists until it is closed."""
+    """A copy of an object on this machine, which exists as long as this instance."""
 
     path: Path
-
-    def close(self) -> None: ...
 
 
 class ObjectReader(Protocol):
