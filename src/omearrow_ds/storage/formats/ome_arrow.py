@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from operator import add
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -202,14 +202,6 @@ def _write_table(table: pa.Table, path: Path) -> None:
     pq.write_table(table, path, compression="zstd", compression_level=1)
 
 
-class _Grid(NamedTuple):
-    """The rows of the table of chunks: offsets in the image, sizes, and the owning image or -1."""
-
-    starts: Array
-    sizes: Array
-    owners: Array
-
-
 class OMEArrowImages(Images):
     """Images of an ome-arrow dataset, whose chunks a `ChunkTable` reads.
 
@@ -263,15 +255,15 @@ class OMEArrowImages(Images):
         arrays = []
         for number, (row, region) in enumerate(zip(rows, regions, strict=True)):
             chunk_rows, shape = table.rows_of(row), tuple(header.shapes[row].tolist())
-            grid = shape, tuple(table.grid.sizes[chunk_rows[0]].tolist()), (1,) * len(shape)
+            grid = shape, tuple(table.sizes[chunk_rows[0]].tolist()), (1,) * len(shape)
             windows = whole_windows(*grid) if region is None else file_windows(region, *grid)
             for index, _, inner, outer in windows:
                 uses.setdefault(chunk_rows[index], []).append((number, inner, outer))
             size = shape if region is None else size_of(region)
             arrays.append(new_image(size, header.dtypes[row], f"{header.path}: image {row}"))
         sorted_rows = sorted(uses)
-        itemsizes = [header.dtypes[owner].itemsize for owner in table.grid.owners[sorted_rows].tolist()]
-        for piece in split_by_bytes(table.grid.sizes[sorted_rows].prod(axis=1) * itemsizes, _BLOCK_BYTES):
+        itemsizes = [header.dtypes[owner].itemsize for owner in table.owners[sorted_rows].tolist()]
+        for piece in split_by_bytes(table.sizes[sorted_rows].prod(axis=1) * itemsizes, _BLOCK_BYTES):
             for chunk_row, pixels in zip(sorted_rows[piece], table.read(sorted_rows[piece]), strict=True):
                 for number, inner, outer in uses[chunk_row]:
                     arrays[number][outer] = pixels[inner]
@@ -387,11 +379,12 @@ class ChunkTable:
             raise other_rows(self._path / _CHUNKS, len(chunks), self.starts[-1], "a column")
         positions = np.stack([whole_numbers(chunks[name].combine_chunks()) for name in _PLACE], axis=1)
         owners = pc.index_in(chunks["image_id"], value_set=table["image_id"]).fill_null(-1).to_numpy()
-        self.grid = _Grid(positions[:, :5], positions[:, 5:], owners)
+        # Offset in the image, size, and owning image or -1 of each chunk.
+        self._offsets, self.sizes, self.owners = positions[:, :5], positions[:, 5:], owners
         self._told = chunks.select(_INDEXED)
         if "dtype" in chunks.column_names:
             self._refuse_other_dtypes(chunks["dtype"].to_pylist(), owners)
-        rows = np.lexsort((*self.grid.starts.T[::-1], owners))
+        rows = np.lexsort((*self._offsets.T[::-1], owners))
         rows = rows[np.searchsorted(owners[rows], 0) :]
         self._firsts = np.searchsorted(owners[rows], np.arange(len(self._shapes) + 1)).tolist()
         self._refuse_gaps(rows)
@@ -427,7 +420,7 @@ class ChunkTable:
         firsts = np.array(self._firsts)
         counts = np.diff(firsts)
         good = counts > 0
-        starts, sizes, owners = (values[rows] for values in self.grid)
+        starts, sizes, owners = (values[rows] for values in (self._offsets, self.sizes, self.owners))
         steps = np.ones_like(self._shapes)
         if len(rows):
             steps[good] = np.maximum.reduceat(sizes, firsts[:-1][good]).clip(1)
@@ -465,10 +458,10 @@ class ChunkTable:
             raise OtherLayoutError
         stored = self._file.get().metadata.row_group(number).column(self._leaf)
         of_group = slice(self.starts[number], self.starts[number + 1])
-        owners = self.grid.owners[of_group].tolist()
+        owners = self.owners[of_group].tolist()
         if stored.file_path or -1 in owners or stored.compression not in ("UNCOMPRESSED", *CODECS):
             raise OtherLayoutError
-        dtypes, sizes = [self._dtypes[owner] for owner in owners], self.grid.sizes[of_group]
+        dtypes, sizes = [self._dtypes[owner] for owner in owners], self.sizes[of_group]
         span = pages_span(stored, levels=self._levels)
         expected = Expected(str(self._path), np.arange(of_group.start, of_group.stop), sizes, dtypes)
         if stored.has_dictionary_page:
@@ -494,7 +487,7 @@ class ChunkTable:
             stored = self._values_of(numbers)
             if any(stored.get(name) != self._told[name].take(pa.array(rows)).to_pylist() for name in _INDEXED):
                 return False
-            self._refuse_other_dtypes(stored["dtype"], self.grid.owners[rows])
+            self._refuse_other_dtypes(stored["dtype"], self.owners[rows])
         except FormatError:
             if len(numbers) == 1:
                 raise
@@ -511,9 +504,9 @@ class ChunkTable:
             for name, leaf in self._leaves.items():
                 keys = [_key_of(source, group.column(leaf)) for group in stored] if self._cut else numbers
                 decoded: dict[Any, int] = dict(zip(keys, numbers, strict=True))
-                items = iter(file.read_row_groups([*decoded.values()], [name], use_threads=False)[name].to_pylist())
-                sizes = {key: self.starts[number + 1] - self.starts[number] for key, number in decoded.items()}
-                of_key = {key: list(itertools.islice(items, size)) for key, size in sizes.items()}
+                table = file.read_row_groups([*decoded.values()], [name], use_threads=False)
+                items, starts = iter(table[name].to_pylist()), self.starts
+                of_key = {key: list(itertools.islice(items, starts[n + 1] - starts[n])) for key, n in decoded.items()}
                 values[name] = [value for key in keys for value in of_key[key]]
         return values
 
@@ -528,8 +521,8 @@ class ChunkTable:
         return [self._chunk(row, column[row - self.starts[number]].as_buffer()) for row in rows]
 
     def _chunk(self, row: int, pixels: pa.Buffer | None) -> Array:
-        owner = int(self.grid.owners[row])
-        dtype, shape = self._dtypes[owner], tuple(self.grid.sizes[row].tolist())
+        owner = int(self.owners[row])
+        dtype, shape = self._dtypes[owner], tuple(self.sizes[row].tolist())
         expected = math.prod(shape) * dtype.itemsize
         if pixels is None or pixels.size != expected:
             num_bytes = 0 if pixels is None else pixels.size
