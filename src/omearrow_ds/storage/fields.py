@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain, product
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,6 +70,10 @@ class Fields:
         of_fields = ({self.files[number] for number in grid.flat} for grid in self.grids)
         return {file for file, count in Counter(chain.from_iterable(of_fields)).items() if count > 1}
 
+    def file_stems(self, row: int) -> list[str]:
+        files = [self.files[number] for number in self.grids[row].flat]
+        return [Path(file).stem for file in files if file not in self.shared_files]
+
 
 class FieldSource(ImagesWrapper):
     """Fields of view, each of which is assembled from several image files along T, C and Z."""
@@ -96,7 +100,7 @@ class FieldSource(ImagesWrapper):
         self.details = replace(
             of_files,
             storage_info=partial(_storage_of_fields, of_files.storage_info, fields),
-            file_stems=partial(_file_stems, fields),
+            file_stems=fields.file_stems,
             files_of=lambda row: [file for number in fields.grids[row].flat for file in of_files.files_of(int(number))],
         )
 
@@ -116,27 +120,21 @@ class FieldSource(ImagesWrapper):
         planes = self.source.read(files, in_files)
         if len(planes) == len(rows):
             return planes
-        arrays, first = [], 0
-        for shape in shapes:
-            stop = first + math.prod(shape[:3])
-            arrays.append(np.concatenate(planes[first:stop]).reshape(shape))
-            first = stop
-        return arrays
+        remaining = iter(planes)
+        return [np.concatenate([*islice(remaining, math.prod(shape[:3]))]).reshape(shape) for shape in shapes]
 
     def _read_whole(self, rows: Sequence[int], out: Targets) -> list[Array]:
         files = [self._fields.grids[row].ravel().tolist() for row in rows]
         if out is None and all(len(numbers) == 1 for numbers in files):
             return self.source.read([number for (number,) in files])
         images = out or [np.empty(self.header.shapes[row], self.header.dtypes[row]) for row in rows]
-        targets = [target for row, image in zip(rows, images, strict=True) for target in self._targets(row, image)]
+        targets: list[Array] = []
+        for row, image in zip(rows, images, strict=True):
+            windows = chunk_windows([0, 0, 0, *image.shape[:3]], self._plane[row, :3].tolist())
+            targets += [image[outer] for _, _, outer in windows]
         of_files = targets if all(target.flags.c_contiguous for target in targets) else None
         copy_others(self.source.read(list(chain.from_iterable(files)), out=of_files), targets)
         return list(images)
-
-    def _targets(self, row: int, image: Array) -> Iterator[Array]:
-        sizes = self._plane[row, :3].tolist()
-        for position in np.ndindex(self._fields.grids[row].shape):
-            yield image[tuple(slice(n * size, (n + 1) * size) for n, size in zip(position, sizes, strict=True))]
 
     def _read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
         files: list[int] = []
@@ -183,12 +181,6 @@ def _storage_of_fields(storage_of_files: Callable[[], Stored], fields: Fields) -
     sizes = sorted({grid.size for grid in fields.grids})
     number = " to ".join(map(str, dict.fromkeys((sizes[0], sizes[-1]))))
     return replace(stored, chunking=f"{number} files per image, {stored.chunking.partition(', ')[2]}")
-
-
-def _file_stems(fields: Fields, row: int) -> list[str]:
-    """Return the stems of the files of a field, except those with pages of several fields, which identify none."""
-    files = [fields.files[number] for number in fields.grids[row].flat]
-    return [Path(file).stem for file in files if file not in fields.shared_files]
 
 
 def open_pattern(
@@ -269,7 +261,6 @@ def _matched(path: Path, pattern: patterns.Pattern, names: Iterable[str]) -> dic
     for name in parsed:
         if not _is_tiff(name):
             raise FormatError(f"{path}: {subject} matches {name!r}, expected TIFF files only; narrow the pattern")
-    for name in parsed:
         if not is_unicode(name):
             raise FormatError(f"{path}: the name {name!r} is not UTF-8, so no column can store it; rename the file")
     return parsed
@@ -401,9 +392,8 @@ def _names(parsed: dict[str, dict[str, str | None]], subject: str) -> list[str]:
         for file, values in parsed.items():
             row, column = values["row"] or "", values["column"] or ""
             if not row.isdecimal() or not column.isdecimal():
-                raise FormatError(
-                    f"{subject}: row and column in {file!r} are not numbers; rename them in the pattern, e.g. to well"
-                )
+                problem = f"{subject}: row and column in {file!r} are not numbers"
+                raise FormatError(f"{problem}; rename them in the pattern, e.g. to well")
             values["well"] = patterns.well_of(row, column)
     return names
 

@@ -254,12 +254,11 @@ def _keep_own_planes(part: _OMEPart, split_along: str) -> bool:
     for number, channel in enumerate(channels):
         if len(channels) == part.sizes["C"] and number not in present[1]:
             pixels.remove(channel)
-    data, *others = pixels.findall("{*}TiffData")
-    for other in others:
-        pixels.remove(other)
-    index = list(pixels).index(data)
-    pixels.remove(data)
+    stored = pixels.findall("{*}TiffData")
+    index = list(pixels).index(stored[0])
+    for data in stored:
+        pixels.remove(data)
     for plane, page in part.pages.items():
         first = {f"First{axis}": str(present[n].index(plane[n])) for n, axis in enumerate(_PLANE_AXES)}
-        pixels.insert(index, ET.Element(data.tag, {"IFD": str(page), "PlaneCount": "1", **first}))
+        pixels.insert(index, ET.Element(stored[0].tag, {"IFD": str(page), "PlaneCount": "1", **first}))
     return True
