@@ -68,7 +68,7 @@ def level_path(multiscale: Mapping[str, Any], subject: str, level: int = 0, read
     """Return the path of a level of a multiscale image; raise an error if the first level is not the finest."""
     # See `parse` for ``read``. Raises `ArgumentError` if the level does not exist.
     levels = multiscale["datasets"]
-    scales = [_scale_of_level(multiscale, subject, number, read) for number in range(len(levels))] if levels[1:] else []
+    scales = [_scale_of(multiscale, subject, number, read) for number in range(len(levels))] if levels[1:] else []
     for other, finer in zip(levels, scales, strict=False):
         if scales[0] and finer and math.prod(finer) < math.prod(scales[0]):
             problem = f"{subject}: level {levels[0]['path']!r} is first in multiscales, but {other['path']!r} is finer"
@@ -79,14 +79,11 @@ def level_path(multiscale: Mapping[str, Any], subject: str, level: int = 0, read
     return str(levels[level]["path"])
 
 
-def _scale_of_level(multiscale: Mapping[str, Any], where: str, level: int, read: Read | None) -> list[float] | None:
-    num_axes = len(multiscale.get("axes", AXES))
-    return _scale_of(multiscale["datasets"][level], num_axes, f"{where}: multiscales[0].datasets[{level}]", read)
-
-
-def _scale_of(transformed: Mapping[str, Any], num_axes: int, subject: str, read: Read | None) -> list[float] | None:
+def _scale_of(multiscale: Mapping[str, Any], group: str, level: int | None, read: Read | None) -> list[float] | None:
     """Return the scale of a level or of all levels, or None; raise `FormatError` that names its key if malformed."""
-    transforms, subject = transformed.get(_TRANSFORMS, []), f"{subject}.{_TRANSFORMS}"
+    num_axes, in_levels = len(multiscale.get("axes", AXES)), "" if level is None else f".datasets[{level}]"
+    transforms = (multiscale if level is None else multiscale["datasets"][level]).get(_TRANSFORMS, [])
+    subject = f"{group}: multiscales[0]{in_levels}.{_TRANSFORMS}"
     if not isinstance(transforms, list) or not all(isinstance(transform, Mapping) for transform in transforms):
         raise FormatError(f"{subject} is {transforms!r:.80}, expected a list of objects; correct it")
     number = next((number for number, transform in enumerate(transforms) if transform.get("type") == "scale"), None)
@@ -186,8 +183,7 @@ def parse(
     if multiscale is None:
         return metadata
     metadata["name"] = multiscale.get("name")
-    scale = _scale_of_level(multiscale, subject, level, read)
-    of_all = _scale_of(multiscale, len(multiscale.get("axes", AXES)), f"{subject}: multiscales[0]", read)
+    scale, of_all = (_scale_of(multiscale, subject, which, read) for which in (level, None))
     if scale is not None and of_all is not None:  # The specification applies it after that of the level.
         scale = [one * other for one, other in zip(scale, of_all, strict=True)]
     symbols = {name: symbol for symbol, name in _UNITS.items()}

@@ -49,9 +49,6 @@ _SPARE_BYTES = 64  # A compressed chunk exceeds its pixels by less than this, if
 _MAX_CHUNKS = 2**16
 _MAX_CHUNK_BYTES = 2**30
 
-# Its type stubs do not know arrays, without which Blosc would not know the size of a pixel.
-_blosc_encode: Any = imagecodecs.blosc_encode
-
 _ZARR3_FIELDS = "shape data_type chunk_grid chunk_key_encoding fill_value codecs attributes dimension_names"
 _ZARR3_KEYS = frozenset(("zarr_format", "node_type", "storage_transformers", *_ZARR3_FIELDS.split()))
 _UNCLEAR = (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError, OverflowError)
@@ -139,9 +136,8 @@ def _array_of(
     has_pixels = dtype in schema.DTYPES or dtype in schema.LABEL_DTYPES
     if not has_pixels or dtype != dtype.newbyteorder("<") or compressor not in (None, "blosc", "zstd"):
         return None
-    if len(axes) != rank or axes != "".join(axis for axis in AXES if axis in axes) or key[1] not in ("/", "."):
-        return None
-    if min(map(min, sizes)) < 1:
+    has_axes = len(axes) == rank and axes == "".join(axis for axis in AXES if axis in axes)
+    if not has_axes or key[1] not in ("/", ".") or min(map(min, sizes)) < 1:
         return None
     shape, file_shape, chunk_shape = (
         tuple(dict(zip(axes, lengths, strict=True)).get(axis, 1) for axis in AXES) for lengths in sizes
@@ -293,7 +289,10 @@ def _level(level: int, description: bytes) -> tuple[str, str] | None:
 def array_writer(compression: str, chunk_shape: tuple[int, int]) -> Callable[[Path, Array], None]:
     """Return a function that writes a new array (T, C, Z, Y, X) at a path, and caches the metadata of arrays."""
     describe = cache(partial(_describe, compression, chunk_shape))
-    settings: dict[str, Any] = {"shuffle": _SHUFFLE, "blocksize": _BLOCK_BYTES, "numthreads": 1}
+    encode: Any = np.ndarray.tobytes
+    if compression != "none":  # Blosc gets an array, which its type stubs do not know, for the size of a pixel.
+        settings: dict[str, Any] = {"shuffle": _SHUFFLE, "blocksize": _BLOCK_BYTES, "numthreads": 1}
+        encode = partial(imagecodecs.blosc_encode, level=_LEVELS[compression], compressor=compression, **settings)
 
     def write(path: Path, pixels: Array) -> None:  # Chunks of zeros too, so that a missing chunk file is a fault.
         description, array = describe(pixels.shape, pixels.dtype)
@@ -305,12 +304,7 @@ def array_writer(compression: str, chunk_shape: tuple[int, int]) -> Callable[[Pa
             part = pixels[window]
             missing = [(0, length - size) for length, size in zip(shape, part.shape, strict=True)]
             chunk = np.ascontiguousarray(part) if part.shape == shape else np.pad(part, missing)
-            chunk = chunk.astype(dtype, copy=False)
-            if compression == "none":
-                (path / name).write_bytes(chunk.tobytes())
-            else:
-                level = _LEVELS[compression]
-                (path / name).write_bytes(_blosc_encode(chunk, level=level, compressor=compression, **settings))
+            (path / name).write_bytes(encode(chunk.astype(dtype, copy=False)))
 
     return write
 

@@ -1,8 +1,7 @@
 """Folder of OME-Zarr images: writes version 0.5; reads 0.4, 0.5, plates, and bare arrays of Zarr 2 and 3.
 
 Chunks and shards are read by `ExtentReader`. zarr reads arrays that are big-endian or in another order, in 1.5 to
-2.3 ms per image.
-Measurements are in ``docs/explanation/layouts.md``.
+2.3 ms per image (``docs/explanation/layouts.md``).
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from omearrow_ds.codec.decode import new_image
 from omearrow_ds.codec.encode import Image
 from omearrow_ds.errors import ArgumentError, AxesError, FormatError, ImageError, MissingPathError, StorageError
 from omearrow_ds.storage.extents import ChunkFiles, Region, Shape, size_of
-from omearrow_ds.storage.formats import _ngff, _zarr_chunks
+from omearrow_ds.storage.formats import _ngff
 from omearrow_ds.storage.formats._base import Array, Images
-from omearrow_ds.storage.formats._detect import SIDECAR, ZARR_FILES, is_zarr_node, refuse_special
+from omearrow_ds.storage.formats._detect import SIDECAR, ZARR_FILES, entries_below, is_zarr_node, refuse_special
 from omearrow_ds.storage.formats._error_translation import MALFORMED
 from omearrow_ds.storage.formats._file_set import ObjectFileSet
 from omearrow_ds.storage.formats._folder import (
@@ -43,12 +42,11 @@ from omearrow_ds.storage.formats._folder import (
     natural_key,
     open_files,
     open_folder,
-    refuse_links,
     write_members,
 )
 from omearrow_ds.storage.formats._regions import slices_of
 from omearrow_ds.storage.formats._stored import Stored, joined, spread
-from omearrow_ds.storage.formats._zarr_chunks import ZarrObjects, chunk_files
+from omearrow_ds.storage.formats._zarr_chunks import CHUNK_SHAPE, Reader, ZarrObjects, array_writer, chunk_files
 
 _SUFFIX = ".ome.zarr"
 _NODE_FILES = (*ZARR_FILES, ".zmetadata")
@@ -58,15 +56,11 @@ ERRORS = (BaseZarrError, RuntimeError, AssertionError, *MALFORMED)
 
 
 def write_collection(
-    images: Iterable[Image],
-    columns: pa.Table,
-    path: Path,
-    compression: str,
-    chunk_shape: tuple[int, int] = _zarr_chunks.CHUNK_SHAPE,
+    images: Iterable[Image], columns: pa.Table, path: Path, compression: str, chunk_shape: tuple[int, int] = CHUNK_SHAPE
 ) -> None:
     """Write images as OME-Zarr 0.5 groups into the new Zarr group ``path``, and the columns as a sidecar file."""
     zarr.create_group(path, zarr_format=3)
-    write_array = _zarr_chunks.array_writer(compression, chunk_shape)
+    write_array = array_writer(compression, chunk_shape)
 
     def write_one(file: Path, image: Image) -> None:
         pixels = image.pixels
@@ -78,113 +72,6 @@ def write_collection(
         write_array(file / "0", pixels)
 
     write_members(images, columns, path, "ome_zarr", _SUFFIX, write_one)
-
-
-class ZarrNodes:
-    """Groups and arrays of a folder that zarr opens; ``level`` is the level of multiscale images."""
-
-    def __init__(self, folder: Folder, level: int) -> None:
-        self._folder, self.level = folder, level
-
-    def open(self, path: Path) -> zarr.Array[Any] | zarr.Group:
-        folder = self._folder
-        with folder.guard.reading(path):
-            if isinstance(folder.files, ObjectFileSet):
-                store = ZarrObjects(folder.files, str(folder.root), complete=folder.is_listed)
-                return store.node(str(path))
-            for name in _NODE_FILES:
-                refuse_special(f"{path}/{name}")
-            return zarr.open(path, mode="r")
-
-    def open_array(self, path: Path) -> tuple[zarr.Array[Any], str | None]:
-        """Return the array of an image at the selected level, and its axes if known."""
-        if not self._folder.is_remote:
-            refuse_links(path)
-        node = self.open(path)
-        if isinstance(node, zarr.Array):
-            _refuse_level(self.level, "a Zarr array has no levels", path)
-            with self._folder.guard.reading(path):  # Version 3 stores names of dimensions; so does xarray in version 2.
-                names: Any = node.metadata.to_dict().get("dimension_names") or node.attrs.get("_ARRAY_DIMENSIONS")
-                return _safe(node, path), _ngff.axes_named(names)
-        multiscale = _ngff.multiscales_of(dict(node.attrs))
-        if multiscale is None:
-            raise self.without_images(path, dict(node.attrs))
-        with self._folder.guard.reading(path):
-            array = node[_ngff.level_path(multiscale, str(path), self.level, partial(self.read_vector, path))]
-        if not isinstance(array, zarr.Array):
-            raise FormatError(f"{path}: level {self.level} is not a Zarr array; restore it")
-        return _safe(array, path), _ngff.axes_of(multiscale)
-
-    def read_vector(self, group: Path, name: str) -> bytes | list[float]:
-        """Return the numbers of an array in a group, or the bytes of a file."""
-        path, guard = group / name, self._folder.guard
-        with guard.reading(path), suppress(FileNotFoundError, IsADirectoryError):
-            return bytes(self._folder.files.read(f"{group}/{name}"))
-        array = self.open(path)
-        if not isinstance(array, zarr.Array):
-            raise FormatError(f"{path}: is a Zarr group, expected an array; correct the path")
-        with guard.reading(path):
-            for shape in (array.shape, array.shards or array.chunks):
-                new_image(shape, np.dtype(_safe(array, path).dtype), path)  # Raises an error if it exceeds the memory.
-            values: list[float] = np.asarray(array[...], np.float64).reshape(-1).tolist()
-        return values
-
-    def without_images(self, path: Path, attributes: Mapping[str, Any]) -> FormatError:
-        """Return the error for a Zarr group that is not an image, and contains none at the searched places."""
-        if not {"plate", "well"}.isdisjoint(attributes.get("ome", attributes)):
-            return FormatError(f"{path}: is a part of an OME-Zarr plate; pass the path of the plate")
-        inside = sorted(group for group in path.iterdir() if group.is_dir() and is_zarr_node(str(group)))[:_NAMED]
-        if path != self._folder.path and any(_is_image(self.open(group)) for group in inside):
-            return FormatError(f"{path}: is a subfolder with OME-Zarr images; pass {str(path)!r} to read them")
-        groups = f" (it contains {', '.join(repr(group.name) for group in inside)})" if inside else ""
-        remedy = "pass the path of an OME-Zarr image, of a folder with images, or of a plate"
-        return FormatError(f"{path}: is a Zarr group without multiscales or plate in its attributes{groups}; {remedy}")
-
-    def open_root(self) -> zarr.Array[Any] | zarr.Group | None:
-        """Return the node of the folder; None if it is on this machine and is not a plate."""
-        # Raises `FormatError` for another URL, with the names below it if the server can list.
-        folder = self._folder
-        if not isinstance(folder.files, ObjectFileSet):
-            for file in map(folder.path.joinpath, _NODE_FILES):
-                with folder.guard.reading(file):  # Asking zarr takes a third of the opening time.
-                    if file.is_file() and b'"plate"' in file.read_bytes():
-                        return self.open(folder.path)
-            return None
-        try:
-            node = self.open(folder.path)
-        except FormatError:
-            with suppress(StorageError, MissingPathError):
-                inside = folder.files.objects.inside(str(folder.path))
-                names = sorted({name.partition("/")[0] for name in inside})
-                if not set(names) & set(ZARR_FILES):
-                    problem = f"is not an OME-Zarr image, but contains {', '.join(map(repr, names[:5]))}"
-                    raise FormatError(f"{folder.path}: {problem}; pass the URL of one of them") from None
-            raise
-        if _is_image(node) and len(folder.path.parts) <= _NUM_BUCKET_PARTS:
-            problem = f"{folder.path}: the bucket itself is an image, which is not supported"
-            raise FormatError(f"{problem}; copy it to a folder of the bucket, and pass the URL of that folder")
-        return node
-
-    def fields_of(self, well: str) -> list[str]:
-        """Return the fields of a plate's well, as paths below the plate."""
-        folder, path = self._folder, self._folder.path
-        remedy = "restore the well, or remove it from the list"
-        if not folder.is_remote:
-            for part in (PurePosixPath(well), *PurePosixPath(well).parents[:-1]):
-                if (path / part).is_symlink():
-                    raise link_refused(path / part)
-            if not is_zarr_node(f"{path}/{well}"):
-                raise FormatError(f"{path}: lists the well {well!r}, which does not exist; {remedy}")
-        node = self.open(path / well)
-        with folder.guard.reading(path / well):
-            listed = _ngff.fields_of(dict(node.attrs), f"{path}/{well}")
-        if listed is None:
-            raise FormatError(f"{path}: well {well!r} does not list its fields; {remedy}")
-        fields = [f"{well}/{field}" for field in listed]
-        for field in fields:
-            if not (folder.is_remote or is_zarr_node(f"{path}/{field}")):
-                raise FormatError(f"{path}: well {well!r} lists the field {field!r}, which does not exist; {remedy}")
-        return fields
 
 
 class ZarrReader(FileReader):
@@ -201,14 +88,14 @@ class ZarrReader(FileReader):
 
     def __init__(self, folder: Folder, level: int = 0) -> None:
         super().__init__(folder)
-        self._nodes = ZarrNodes(folder, level)
-        self._arrays = _zarr_chunks.Reader(level, folder.files)
+        self._level = level
+        self._arrays = Reader(level, folder.files)
         self._chunk_names: dict[Shape, Sequence[str]] = {}  # Names of chunk files, by the shapes read so far.
         if level and not folder.variant:
             folder.variant = (f"level {level}",)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ZarrReader, (self.folder, self._nodes.level)
+        return ZarrReader, (self.folder, self._level)
 
     def list_members(self, *, skip_errors: bool) -> None:
         folder = self.folder
@@ -220,18 +107,18 @@ class ZarrReader(FileReader):
         else:
             super().list_members(skip_errors=skip_errors)
         if folder.is_listed:
-            _refuse_level(self._nodes.level, "collections written by omearrow-ds have only level 0", folder.path)
+            _refuse_level(self._level, "collections written by omearrow-ds have only level 0", folder.path)
 
     def is_member(self, path: Path | os.DirEntry[str]) -> bool:
         if not path.is_dir() or not is_zarr_node(os.fspath(path)):
             return False
         if isinstance(path, os.DirEntry):
             return not (path.name == "OME" and not Path(path, "0").exists())
-        return _is_image(self._nodes.open(path))
+        return _is_image(self._open_node(path))
 
     def list_names(self) -> list[str]:
-        folder, nodes = self.folder, self._nodes
-        node = nodes.open_root()
+        folder = self.folder
+        node = self._open_root()
         if folder.is_remote and _is_image(node):
             folder.root = folder.path.parent
             return [folder.path.name]
@@ -240,7 +127,7 @@ class ZarrReader(FileReader):
             plate = _ngff.plate_of(attributes, str(folder.path))
         if plate is not None:
             name, wells = plate
-            fields = sorted((field for well in wells for field in nodes.fields_of(well)), key=natural_key)
+            fields = sorted((field for well in wells for field in self._fields_of(well)), key=natural_key)
             if not fields:
                 raise FormatError(f"{folder.path}: the OME-Zarr plate has no fields; pass a plate with images")
             plate_name = name or image_id_of(folder.path.name, self.suffixes)
@@ -259,18 +146,18 @@ class ZarrReader(FileReader):
                 if os.path.islink(f"{folder.path}/{name}/{part}"):  # noqa: PTH114  # at every image: pathlib is slow
                     raise link_refused(folder.path / name / part)
         if not names and is_zarr_node(str(folder.path)) and not (folder.path / SIDECAR).exists():
-            raise nodes.without_images(folder.path, dict(nodes.open(folder.path).attrs))
+            raise self._without_images(folder.path, dict(self._open_node(folder.path).attrs))
         return names
 
     def describe(self, file: str, listed: ListedPage = NOT_LISTED) -> Member:
         del listed  # Only TIFF files have pages.
         path, image_id = self.folder.root / file, image_id_of(file, self.suffixes)
         if not self.folder.is_remote:  # Servers have no links.
-            refuse_links(path)
+            _refuse_links(path)
         located = self._arrays.find_image(str(path))
         if located is not None:
             return Member(file, image_id, located[1].shape, located[1].layout.pixel_dtype)
-        like = _like(*self._nodes.open_array(path), path)
+        like = _like(*self._open_array(path), path)
         return Member(file, image_id, like.shape, like.dtype.newbyteorder("="))
 
     def describe_storage(self) -> Stored:
@@ -279,7 +166,7 @@ class ZarrReader(FileReader):
         codecs, layouts, versions, direct = [], [], [], 0
         for index in looked_at:
             path = _array_folder(folder, index)
-            array, _ = self._nodes.open_array(path)
+            array, _ = self._open_array(path)
             with folder.guard.reading(path):
                 codecs.append("compressed" if array.compressors else "none")
                 chunk = " x ".join(map(str, array.chunks))
@@ -318,7 +205,7 @@ class ZarrReader(FileReader):
         """Return regions of an image that zarr reads, if they and its largest chunk fit the memory."""
         folder = self.folder
         path, image = _array_folder(folder, row), folder.root / folder.members[row].file
-        array, axes = self._nodes.open_array(path)
+        array, axes = self._open_array(path)
         if folder.is_listed and not folder.is_remote:  # The store of a server raises an error otherwise.
             missing = array.nchunks - array.nchunks_initialized
             if missing:  # zarr would return its fill value.
@@ -337,10 +224,110 @@ class ZarrReader(FileReader):
         return arrays
 
     def metadata(self, row: int) -> dict[str, Any]:
-        path, nodes = self.folder.root / self.folder.members[row].file, self._nodes
+        path = self.folder.root / self.folder.members[row].file
         with self.folder.guard.reading(path):
-            attributes = dict(nodes.open(path).attrs)
-            return _ngff.parse(attributes, str(path), nodes.level, partial(nodes.read_vector, path))
+            attributes = dict(self._open_node(path).attrs)
+            return _ngff.parse(attributes, str(path), self._level, partial(self._read_vector, path))
+
+    def _open_node(self, path: Path) -> zarr.Array[Any] | zarr.Group:
+        folder = self.folder
+        with folder.guard.reading(path):
+            if isinstance(folder.files, ObjectFileSet):
+                store = ZarrObjects(folder.files, str(folder.root), complete=folder.is_listed)
+                return store.node(str(path))
+            for name in _NODE_FILES:
+                refuse_special(f"{path}/{name}")
+            return zarr.open(path, mode="r")
+
+    def _open_array(self, path: Path) -> tuple[zarr.Array[Any], str | None]:
+        """Return the array of an image at the selected level, and its axes if known."""
+        if not self.folder.is_remote:
+            _refuse_links(path)
+        node = self._open_node(path)
+        if isinstance(node, zarr.Array):
+            _refuse_level(self._level, "a Zarr array has no levels", path)
+            with self.folder.guard.reading(path):  # Version 3 stores names of dimensions; so does xarray in version 2.
+                names: Any = node.metadata.to_dict().get("dimension_names") or node.attrs.get("_ARRAY_DIMENSIONS")
+                return _safe(node, path), _ngff.axes_named(names)
+        multiscale = _ngff.multiscales_of(dict(node.attrs))
+        if multiscale is None:
+            raise self._without_images(path, dict(node.attrs))
+        with self.folder.guard.reading(path):
+            array = node[_ngff.level_path(multiscale, str(path), self._level, partial(self._read_vector, path))]
+        if not isinstance(array, zarr.Array):
+            raise FormatError(f"{path}: level {self._level} is not a Zarr array; restore it")
+        return _safe(array, path), _ngff.axes_of(multiscale)
+
+    def _read_vector(self, group: Path, name: str) -> bytes | list[float]:
+        """Return the numbers of an array in a group, or the bytes of a file."""
+        path, guard = group / name, self.folder.guard
+        with guard.reading(path), suppress(FileNotFoundError, IsADirectoryError):
+            return bytes(self.folder.files.read(f"{group}/{name}"))
+        array = self._open_node(path)
+        if not isinstance(array, zarr.Array):
+            raise FormatError(f"{path}: is a Zarr group, expected an array; correct the path")
+        with guard.reading(path):
+            for shape in (array.shape, array.shards or array.chunks):
+                new_image(shape, np.dtype(_safe(array, path).dtype), path)  # Raises an error if it exceeds the memory.
+            values: list[float] = np.asarray(array[...], np.float64).reshape(-1).tolist()
+        return values
+
+    def _without_images(self, path: Path, attributes: Mapping[str, Any]) -> FormatError:
+        """Return the error for a Zarr group that is not an image, and contains none at the searched places."""
+        if not {"plate", "well"}.isdisjoint(attributes.get("ome", attributes)):
+            return FormatError(f"{path}: is a part of an OME-Zarr plate; pass the path of the plate")
+        inside = sorted(group for group in path.iterdir() if group.is_dir() and is_zarr_node(str(group)))[:_NAMED]
+        if path != self.folder.path and any(_is_image(self._open_node(group)) for group in inside):
+            return FormatError(f"{path}: is a subfolder with OME-Zarr images; pass {str(path)!r} to read them")
+        groups = f" (it contains {', '.join(repr(group.name) for group in inside)})" if inside else ""
+        remedy = "pass the path of an OME-Zarr image, of a folder with images, or of a plate"
+        return FormatError(f"{path}: is a Zarr group without multiscales or plate in its attributes{groups}; {remedy}")
+
+    def _open_root(self) -> zarr.Array[Any] | zarr.Group | None:
+        """Return the node of the folder; None if it is on this machine and is not a plate."""
+        # Raises `FormatError` for another URL, with the names below it if the server can list.
+        folder = self.folder
+        if not isinstance(folder.files, ObjectFileSet):
+            for file in map(folder.path.joinpath, _NODE_FILES):
+                with folder.guard.reading(file):  # Asking zarr takes a third of the opening time.
+                    if file.is_file() and b'"plate"' in file.read_bytes():
+                        return self._open_node(folder.path)
+            return None
+        try:
+            node = self._open_node(folder.path)
+        except FormatError:
+            with suppress(StorageError, MissingPathError):
+                inside = folder.files.objects.inside(str(folder.path))
+                names = sorted({name.partition("/")[0] for name in inside})
+                if not set(names) & set(ZARR_FILES):
+                    problem = f"is not an OME-Zarr image, but contains {', '.join(map(repr, names[:5]))}"
+                    raise FormatError(f"{folder.path}: {problem}; pass the URL of one of them") from None
+            raise
+        if _is_image(node) and len(folder.path.parts) <= _NUM_BUCKET_PARTS:
+            problem = f"{folder.path}: the bucket itself is an image, which is not supported"
+            raise FormatError(f"{problem}; copy it to a folder of the bucket, and pass the URL of that folder")
+        return node
+
+    def _fields_of(self, well: str) -> list[str]:
+        """Return the fields of a plate's well, as paths below the plate."""
+        folder, path = self.folder, self.folder.path
+        remedy = "restore the well, or remove it from the list"
+        if not folder.is_remote:
+            for part in (PurePosixPath(well), *PurePosixPath(well).parents[:-1]):
+                if (path / part).is_symlink():
+                    raise link_refused(path / part)
+            if not is_zarr_node(f"{path}/{well}"):
+                raise FormatError(f"{path}: lists the well {well!r}, which does not exist; {remedy}")
+        node = self._open_node(path / well)
+        with folder.guard.reading(path / well):
+            listed = _ngff.fields_of(dict(node.attrs), f"{path}/{well}")
+        if listed is None:
+            raise FormatError(f"{path}: well {well!r} does not list its fields; {remedy}")
+        fields = [f"{well}/{field}" for field in listed]
+        for field in fields:
+            if not (folder.is_remote or is_zarr_node(f"{path}/{field}")):
+                raise FormatError(f"{path}: well {well!r} lists the field {field!r}, which does not exist; {remedy}")
+        return fields
 
     def label_images(self) -> list[str]:
         folder = self.folder
@@ -349,7 +336,7 @@ class ZarrReader(FileReader):
             labels = folder.root / folder.members[index].file / "labels"
             if is_zarr_node(str(labels)):
                 with folder.guard.reading(labels):
-                    attributes: dict[str, Any] = dict(self._nodes.open(labels).attrs)
+                    attributes: dict[str, Any] = dict(self._open_node(labels).attrs)
                     names |= dict.fromkeys(map(str, attributes.get("ome", attributes).get("labels", [])))
         return list(names)
 
@@ -371,7 +358,7 @@ class ZarrReader(FileReader):
         labels = Folder(folder.path, folder.format_name, self.errors, None)
         labels.root, labels.variant = folder.root, (*folder.variant, f"labels/{name}")
         paths = [files[index] for index in indices]
-        images = open_files(ZarrReader(labels, self._nodes.level), paths, ids, range(len(ids)), [NOT_LISTED] * len(ids))
+        images = open_files(ZarrReader(labels, self._level), paths, ids, range(len(ids)), [NOT_LISTED] * len(ids))
         label_of = np.full(len(files), -1)
         label_of[indices] = np.arange(len(indices))
         return images, label_of
@@ -386,6 +373,15 @@ class ZarrReader(FileReader):
 
 
 open_collection = partial(open_folder, "ome_zarr", ZarrReader)
+
+
+def _refuse_links(path: Path) -> None:
+    """Raise `FormatError` if there is a symbolic link, a pipe or another special file below ``path``."""
+    for entry in entries_below(path):
+        if entry.is_symlink():
+            raise link_refused(Path(entry.path))
+        if not entry.is_file():
+            raise FormatError(f"{entry.path}: is neither a file nor a folder; remove it from the image")
 
 
 def _refuse_level(level: int, problem: str, path: Path) -> None:
