@@ -62,9 +62,8 @@ def open_masks(source: Images, masks: Any, opening: OpenOptions, *, skip_nulls: 
         sizes = [" x ".join(map(str, shape[3:])) for shape in (opened.header.shapes[mask], header.shapes[index])]
         image = f"{header.image_ids[index]!r} of {header.path} has {sizes[1]} pixels"
         problem = f"mask {opened.header.image_ids[mask]!r} has {sizes[0]} pixels but its image {image}"
-        raise MetadataError(
-            problem, path=opened.header.path, image=mask, remedy="pass masks of the same size as their images"
-        )
+        remedy = "pass masks of the same size as their images"
+        raise MetadataError(problem, path=opened.header.path, image=mask, remedy=remedy)
     return opened, mask_of
 
 
@@ -95,12 +94,9 @@ def _paired(source: Images, masks: Any, opening: OpenOptions) -> tuple[Images, A
         if not is_name:
             raise
         columns = [*header.other_image_columns, *(f"labels/{label}" for label in source.details.label_names())]
-        others = f", or one of {', '.join(map(repr, columns))}" if columns else ""
-        raise MissingPathError(
-            f"{header.path}: masks={os.fspath(masks)!r}: no such path or image column{_similar_files(Path(path))}; "
-            f"pass a path{others}",
-            path=header.path,
-        ) from None
+        remedy = "pass a path" + (f", or one of {', '.join(map(repr, columns))}" if columns else "")
+        problem = f"masks={os.fspath(masks)!r}: no such path or image column{_similar_files(Path(path))}"
+        raise MissingPathError(problem, path=header.path, remedy=remedy) from None
     return opened, _by_key(source, opened, on)
 
 
@@ -132,12 +128,10 @@ def _by_key(source: Images, masks: Images, on: Any) -> Array:
     except ColumnError:
         if has_ids:
             raise
-        raise MetadataError(
-            f"{header.path}: no mask has the id of an image of {source.header.path}: masks have "
-            f"{list(header.image_ids[:_NUM_EXAMPLES])}, images have "
-            f"{list(source.header.image_ids[:_NUM_EXAMPLES])}; pass masks={{'path': ..., 'on': ...}} with common "
-            f"columns, or a file name with braces"
-        ) from None
+        ids, of_images = (list(one.header.image_ids[:_NUM_EXAMPLES]) for one in (masks, source))
+        problem = f"no mask has the id of an image of {source.header.path}: masks have {ids}, images have {of_images}"
+        remedy = "pass masks={'path': ..., 'on': ...} with common columns, or a file name with braces"
+        raise MetadataError(problem, path=header.path, remedy=remedy) from None
     mask_of = keys.match("mask", "pass one mask per image")
     if on is None:
         refuse_contradiction(source.header.columns, joined, np.arange(len(mask_of)), mask_of)
@@ -167,10 +161,9 @@ def _by_name(source: Images, name: str) -> tuple[Images, Array]:
     for field in fields_of_template - {_FIELD, _ANY}:
         column = next((known for known in (field, column_of(field)) if known in header.columns.names), None)
         if column is None:
-            raise ColumnError(
-                f"masks={name!r}: {header.path} has no column for {{{field}}}; write one of {header.columns.names} in "
-                f"braces, {{field}} for the id or file name of an image, or {{_}} for any text"
-            )
+            others = "{field} for the id or file name of an image, or {_} for any text"
+            remedy = f"write one of {header.columns.names} in braces, {others}"
+            raise ColumnError(f"masks={name!r}: {header.path} has no column for {{{field}}}; {remedy}")
         values[field] = header.columns.column(column).to_pylist()
     names = sorted(os.listdir(folder))  # noqa: PTH208  # Only names are needed.
     files: list[str] = []
@@ -180,20 +173,18 @@ def _by_name(source: Images, name: str) -> tuple[Images, Array]:
         for stem in name_stems(source, index) if _FIELD in fields_of_template else [""]:
             matches = _matching(template, {**of_image, _FIELD: stem}, names)
             if len(matches) > 1:
-                raise MetadataError(
-                    f"{folder}: several masks match {path.name!r} for image {header.image_ids[index]!r}, e.g. "
-                    f"{matches[0]!r} and {matches[1]!r}; add a distinguishing column in braces to the name"
-                )
+                examples = f"e.g. {matches[0]!r} and {matches[1]!r}; add a distinguishing column in braces to the name"
+                problem = f"several masks match {path.name!r} for image {header.image_ids[index]!r}"
+                raise MetadataError(f"{folder}: {problem}, {examples}")
             if matches:
                 mask_of[index] = len(files)
                 files += matches
                 break
     if not files:
-        raise MetadataError(
-            f"{folder}: no file matches {path.name!r} for an image of {header.path}{_similar_files(path)}; correct the "
-            f"name: for image {header.image_ids[0]!r}, {{field}} is {name_stems(source, 0)}, other names in braces "
-            f"are columns, and {{_}} is any text (converted collections lack file names)"
-        )
+        known = f"for image {header.image_ids[0]!r}, {{field}} is {name_stems(source, 0)}"
+        others = "other names in braces are columns, and {_} is any text (converted collections lack file names)"
+        problem = f"no file matches {path.name!r} for an image of {header.path}{_similar_files(path)}"
+        raise MetadataError(f"{folder}: {problem}; correct the name: {known}, {others}")
     masked = np.flatnonzero(mask_of >= 0)
     ids = [header.image_ids[index] for index in masked.tolist()]
     sizes = np.unique(header.shapes[masked][:, 3:], axis=0, return_inverse=True)[1].reshape(-1)

@@ -297,12 +297,11 @@ def _refuse_outside(source: Images, objects: Objects, names: Sequence[str]) -> N
     subject = "box (y0, y1, x0, x1)" if are_boxes else "center (Y, X)"
     values = ", ".join(f"{value:g}" for value in positions[first])
     image_id = source.header.image_ids[int(objects.fields[first])]
-    objects.joined.refuse(
-        f"{count(int(is_outside.sum()), 'object')} of {len(positions):,} are outside their image, first in row "
-        f"{objects.rows[first]}: the {subject} in {', '.join(map(repr, names))} is ({values}) but image {image_id!r} "
-        f"has {height} x {width} pixels",
-        "pass columns in this order and in pixels of this image",
-    )
+    stated = f"the {subject} in {', '.join(map(repr, names))} is ({values})"
+    outside = f"{count(int(is_outside.sum()), 'object')} of {len(positions):,} are outside their image"
+    problem = f"{outside}, first in row {objects.rows[first]}: {stated} but image {image_id!r} has"
+    remedy = "pass columns in this order and in pixels of this image"
+    objects.joined.refuse(f"{problem} {height} x {width} pixels", remedy)
 
 
 def object_ids(objects: Objects, image_ids: Sequence[str]) -> list[str]:

@@ -81,7 +81,6 @@ def _layout(name: str) -> Pattern:
 
 
 def compiled(pattern: str | re.Pattern[str]) -> Pattern:
-    """Return the compiled form of ``pattern=`` of `omearrow_ds.open_images`."""
     if isinstance(pattern, str) and pattern in LAYOUTS:
         return _layout(pattern)
     text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
@@ -98,10 +97,8 @@ def compiled(pattern: str | re.Pattern[str]) -> Pattern:
     except re.error as error:
         raise ArgumentError(f"is not a regular expression: {error}", option="pattern", value=text) from None
     if not file.groupindex:
-        remedy = (
-            "write names in braces as in '{well}_{site}_{channel}.tif', or groups (?P<well>...), or pass the name of a "
-            f"layout: {', '.join(map(repr, LAYOUTS))}"
-        )
+        written = "write names in braces as in '{well}_{site}_{channel}.tif', or groups (?P<well>...)"
+        remedy = f"{written}, or pass the name of a layout: {', '.join(map(repr, LAYOUTS))}"
         refuse_value("pattern", text, "contains no names", remedy)
     return Pattern(text, file, folders, names=_known_names(text, list(file.groupindex)), hidden=hidden)
 

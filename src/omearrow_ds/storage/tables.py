@@ -75,10 +75,7 @@ class JoinedColumns(ImagesWrapper):
     def __init__(self, sources: Sequence[Images], reopen: partial[Images]) -> None:
         headers = [source.header for source in sources]
         first, names = headers[0], tuple(name for header in headers for name in header.image_column)
-        if any(
-            other.guard.fingerprint != first.guard.fingerprint or len(other.image_ids) != len(first.image_ids)
-            for other in headers
-        ):
+        if len({(header.guard.fingerprint, len(header.image_ids)) for header in headers}) > 1:
             raise FormatError(f"{first.path}: was replaced or changed while it was opened; open it again")
         for header in headers[1:]:
             _refuse_other_kinds(first, header)
@@ -156,8 +153,8 @@ def _refuse_other_kinds(first: Header, other: Header) -> None:
     differ |= np.array([one != two for one, two in zip(first.dtypes, other.dtypes, strict=True)], bool)
     if differ.any():
         index = int(differ.argmax())
-        kinds = [f"{tuple(header.shapes[index].tolist())} {header.dtypes[index]}" for header in (first, other)]
-        raise ColumnError(
-            f"{first.path}: image {index} is {kinds[1]} in column {other.image_column[0]!r} but {kinds[0]} in "
-            f"{first.image_column[0]!r}; open the columns separately, as joined images need equal T, Z, Y, X and dtype"
-        )
+        kinds = (f"{tuple(header.shapes[index].tolist())} {header.dtypes[index]}" for header in (other, first))
+        names = (header.image_column[0] for header in (other, first))
+        both = " but ".join(f"{kind} in column {name!r}" for kind, name in zip(kinds, names, strict=True))
+        remedy = "open the columns separately, as joined images need equal T, Z, Y, X and dtype"
+        raise ColumnError(f"{first.path}: image {index} is {both}; {remedy}")
