@@ -1,7 +1,6 @@
 """`InterleavedRounds`: rounds of measurements for all comparisons, with their noise, ties and certainty.
 
-The load of a machine changes over time, and affects all measurements of a round alike. Values are therefore compared
-within a round, the order is reversed in every second round, and incomplete rounds after the first are discarded.
+The load of a machine affects all measurements of a round alike. Values are therefore compared within a round.
 """
 
 from __future__ import annotations
@@ -23,10 +22,7 @@ _DISSENT = 8  # One of this number of rounds may disagree.
 
 
 class InterleavedRounds(Generic[Key, Figure]):
-    """Values measured in rounds, by key and round number.
-
-    ``is_over`` returns whether the time is up; each round still takes at least one measurement.
-    """
+    """Values measured in rounds, by key and round number, until ``is_over`` returns that the time is up."""
 
     def __init__(self, is_over: Callable[[], bool] = lambda: False) -> None:
         self.figures: dict[Key, dict[int, Figure]] = {}
@@ -34,14 +30,12 @@ class InterleavedRounds(Generic[Key, Figure]):
         self._is_over = is_over
 
     def round(self, keys: Iterable[Key], take: Callable[[Key], Figure | None]) -> list[Key]:
-        """Measure each key once and return the keys skipped for lack of time; a measured ``None`` is not recorded.
+        """Measure each key once, in reverse order in every second round, and return the keys that came too late.
 
-        An incomplete first round is kept, an incomplete later one is discarded.
+        A measured ``None`` is not recorded. An incomplete first round is kept, an incomplete later one is discarded.
         """
-        figures: dict[Key, Figure] = {}
-        late: list[Key] = []
-        order = list(keys)
-        for key in order if self.rounds % 2 == 0 else order[::-1]:
+        figures, late = dict[Key, Figure](), list[Key]()
+        for key in list(keys)[:: -1 if self.rounds % 2 else 1]:
             if figures and self._is_over():
                 late.append(key)
             elif (figure := take(key)) is not None:

@@ -29,11 +29,9 @@ Optimizer = Literal["sgd", "adam", "none"]
 
 @dataclass(eq=False)
 class SampleOrder(Sampler[int]):
-    """Sampler with one endless order: the first sample of an epoch follows the last sample of the previous epoch.
+    """Sampler that continues where the last iteration ended, so that short runs do not read only cached images.
 
-    Otherwise, each short run would read the same images, which are in the page cache after the first run. An iteration
-    ends when ``perf_counter`` reaches ``until``, but not before ``least_batches`` batches. With ``shuffle``, the order
-    depends only on the epoch and the number of samples.
+    An iteration ends when ``perf_counter`` reaches ``until``, but not before ``least_batches`` batches.
     """
 
     count: int
@@ -59,11 +57,9 @@ class SampleOrder(Sampler[int]):
 
 
 class Step:
-    """Training step with forward pass, backward pass and optimizer; ``optimizer="none"`` only runs the forward pass.
+    """Training step with a copy of a model, at learning rate 0; without a model, it only counts samples.
 
-    Without a model, a step only counts samples. The loss is the sum of the means of all floating-point tensors that the
-    model returns. The learning rate is 0, so that steps cost the usual time but weights stay constant. The model is
-    copied, so that its running averages do not change either. SGD has momentum.
+    The loss is the sum of the means of all floating-point tensors that the model returns. SGD has momentum.
     """
 
     def __init__(
@@ -95,9 +91,8 @@ class Step:
         assert self._model is not None
         means = [tensor.mean() for tensor in tensors_of(self._model(images)) if tensor.is_floating_point()]
         if not means:
-            raise ArgumentError(
-                "the model returned no floating-point tensor, so a loss cannot be computed", option="model"
-            )
+            problem = "the model returned no floating-point tensor, so a loss cannot be computed"
+            raise ArgumentError(problem, option="model")
         return torch.stack(means).sum()
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -178,9 +173,8 @@ class Loop(AbstractContextManager["Loop"]):
         return break_down(run, cost, np.array(recorder.counts).reshape(-1, 3), self._clocks.counts() - before, pids)
 
     def __exit__(self, *error: object) -> None:
-        torch_batches = self.loader._iterator  # noqa: SLF001  # torch ends workers only when the loader is collected
-        if torch_batches is not None:
-            self.loader._iterator = None  # noqa: SLF001
+        torch_batches, self.loader._iterator = self.loader._iterator, None  # noqa: SLF001
+        if torch_batches is not None:  # torch ends workers only when the loader is collected.
             torch_batches._shutdown_workers()  # noqa: SLF001
 
 
@@ -205,19 +199,16 @@ def named(name: str, option: str) -> Any:
 
 
 def make_step(model: Any, optimizer: Optimizer, device: torch.device | None, dataset: Dataset[Any]) -> Step:
-    """Return the step for ``model``: None, a module, a function that returns a module, or the name of one of these.
-
-    A function is called without arguments, or with the shape of a sample if it requires an argument.
-    """
+    """Return the step for ``model``: None, a module, a function that returns a module, or the name of one of these."""
     module = named(model, "model") if isinstance(model, str) else model
     if callable(module) and not isinstance(module, nn.Module):
         try:
             inspect.signature(module).bind()
-        except TypeError:
+            shapes = []
+        except TypeError:  # It requires an argument.
             sample = dataset[0]
-            module = module(tuple(np.shape(sample[0] if isinstance(sample, tuple | list) else sample)))
-        else:
-            module = module()
+            shapes = [tuple(np.shape(sample[0] if isinstance(sample, tuple | list) else sample))]
+        module = module(*shapes)
     if not isinstance(module, nn.Module | None):
         allowed = "a torch.nn.Module, or a function that returns one"
         problem = f"the value or its result is of type {type(module).__name__}"

@@ -51,7 +51,6 @@ _CONVERTED = "images.arrow"
 _MOST_WORKERS = 4
 _PIXEL_STAGES = ("read", "read+decode", "decode", "select", "normalize")
 _STEPS = ("opening", "stages", "trials: setting up", "trials: taking turns")
-_LARGER = 4
 
 
 def profile_dataset(
@@ -229,7 +228,6 @@ def _begin(dataset: StoredSamples, settings: ProfileSettings, stack: ExitStack) 
 
 
 def _remarks(plain: Loop, breakdown: Breakdown, samples_per_s: float) -> Iterator[str]:
-    """Yield remarks on unexpected stages of work, and on another speed of the recorded loop."""
     dataset, device, threads = plain.dataset, plain.loader.device, torch.get_num_threads()
     image = None if dataset.preloaded else dataset.source.images.read([0])[0]
     if image is None:
@@ -255,12 +253,8 @@ Candidate = tuple[Trial, Callable[[], Loop]]  # The function is not called if th
 def find_candidates(
     plain: Loop, opening: OpenOptions, decode_s: float, limit_s: float, folder: Path
 ) -> Iterator[Candidate]:
-    """Yield the settings to try, in increasing order of costs other than time, such as memory or disk space.
-
-    ``plain`` is the loop with the current settings, whose data was opened with ``opening``. Decoding all pixels takes
-    ``decode_s``; files are not written if that exceeds ``limit_s``. ``folder`` is for temporary files.
-    """
-    demand, now, large = on_demand(plain.dataset), plain.loader.num_workers, plain.batch_size * _LARGER
+    """Yield the settings to try, from the cheapest in memory and disk; no files if decoding exceeds ``limit_s``."""
+    demand, now, large = on_demand(plain.dataset), plain.loader.num_workers, plain.batch_size * 4
     size, has_user_code = demand.preload_bytes, demand._has_user_code
     workers = now if has_user_code else 0  # Without user code, a copy is faster than transfer between processes.
     note = over_limit_message(size, "disk", shutil.disk_usage(folder).free, f"the free space in {folder.parent}")
@@ -306,17 +300,12 @@ def find_candidates(
 
 
 def set_up(candidates: Iterable[Candidate], images: int, stack: ExitStack) -> tuple[list[Trial], dict[str, Loop]]:
-    """Return all trials, and by name the loops of those that can be measured, which ``stack`` closes.
-
-    If a loop has only a part of the images, its setup time is scaled to all of them.
-    """
+    """Return all trials, and by name the loops of those that can be measured, which ``stack`` closes."""
     trials, loops = [], {}
     for trial, make in candidates:
-        note = trial.note
-        setup_s = None
+        setup_s, note, start = None, trial.note, perf_counter()
         try:
             if not note:
-                start = perf_counter()
                 loop = stack.enter_context(make())
                 setup_s = (perf_counter() - start) * images / len(loop.dataset) if trial.room else None
                 loop.warm_up()
@@ -337,19 +326,15 @@ def open_samples(
     *,
     progress: bool,
 ) -> tuple[StoredSamples, float, Trial]:
-    """Open the data to profile, and return the dataset, the seconds, and the trial of the current location of pixels.
-
-    Raise an error if no images exist, memory is too small, or options conflict.
-    """
+    """Open the data to profile; return the dataset, the seconds, and the trial of the current location of pixels."""
     if isinstance(data, StoredSamples):
         for option in (*options.chosen, *([] if format_name is None else ["format"])):
             raise ArgumentError("does not apply to a dataset", option=option, remedy="pass it only with a path")
         refuse_opening_again(opening, "a dataset")
         preload = data.preloaded if preload is None else preload
     elif not is_path(data):
-        raise ArgumentError(
-            f"has the type {type(data).__name__}", option="data", remedy="pass a path or a dataset of this package"
-        )
+        remedy = "pass a path or a dataset of this package"
+        raise ArgumentError(f"has the type {type(data).__name__}", option="data", remedy=remedy)
     chosen: dict[str, Any] = {**options.chosen, **opening, "preload": False, "progress": False}
     for _ in range(2):
         start = perf_counter()

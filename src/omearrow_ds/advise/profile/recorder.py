@@ -111,8 +111,8 @@ def stage_functions() -> Iterator[tuple[str, Any, str, str]]:
 class Recorder(ExitStack):
     """Clock that times functions in the thread that calls `start`, until the recorder is closed.
 
-    ``counts`` has three numbers per stage: seconds, calls, and calls of other stages. Time outside of timed functions
-    counts for the stage ``base``. ``finish`` is called before a stage on a device ends, to wait for pending work.
+    ``counts`` has seconds, calls, and calls of other stages per stage. Other time counts for the stage ``base``.
+    ``finish`` is called before a stage on a device ends, to wait for pending work.
     """
 
     def __init__(self, base: str, finish: Callable[[], object] | None = None, counts: Any = None) -> None:
@@ -180,10 +180,7 @@ class Recorder(ExitStack):
 
 
 class WorkerClocks:
-    """A ``worker_init_fn`` that times the stages in each worker, with counts in shared memory.
-
-    Batches and their transfer between processes do not change.
-    """
+    """A ``worker_init_fn`` that times the stages in each worker, with counts in shared memory."""
 
     def __init__(self, num_workers: int) -> None:
         self._block = SharedBlock.create(2 * 8 * 3 * len(_FIRST_COUNT) * num_workers)
@@ -292,10 +289,9 @@ def break_down(run: Run, cost: tuple[float, float], program: Array, workers: Arr
     """Return the wall time of a run per stage, with a separate row for the time that the clocks took.
 
     ``program`` and ``workers`` are the counts of the main process (S, 3) and of the workers (W, S, 3), and ``cost`` is
-    that of the clocks per call. With workers, the time of the main process is its own work and its wait for workers.
-    The wait is attributed to the stages in proportion to the seconds of the workers. The ceiling of a stage is the
-    current time divided by the time without that stage. With workers, the loop takes as long as the slower of two: the
-    own work of the main process, and the parallel work of the workers.
+    that of the clocks per call. The wait for workers is attributed to the stages in proportion to the seconds of the
+    workers. A ceiling is the current time divided by the time without the stage: the longer of the own work of the main
+    process and the parallel work of the workers.
     """
     counted_s, clocks_s = without_clocks(program, cost)
     program_s, wait_s = counted_s[:-1], float(counted_s[-1])

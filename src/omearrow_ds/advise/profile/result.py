@@ -6,6 +6,7 @@ import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -14,7 +15,7 @@ from omearrow_ds.advise.turns import LEAST_TIE, WORTH_IT, Rounds, doubt_note, ga
 from omearrow_ds.text import count, duration, size, table
 
 ON_DEMAND = "on demand"
-_WIDTH = 118
+_wrapped = partial(textwrap.wrap, width=118)
 _TRIAL_COLUMNS = ("tried", "samples/s", "gain", "in single rounds", "once", "")
 _WAY_COLUMNS = ("pixels", "once", "epoch", "pays after", "takes")
 _COMPUTE_BOUND = 0.15  # Maximum part of the time that faster data work could save.
@@ -60,24 +61,20 @@ class Trial:
         own, demand = rates.get(self.name), rates.get(ON_DEMAND)
         if own is None:
             return self
-        rate, ratios, trial = median(own.values()), gains(own, rates[now]), self
-        if demand is not None and self.setup_s is not None:
-            others, demand_rate = gains(own, demand), median(demand.values())
-            epochs = break_even_epochs(self.setup_s, images / demand_rate, rate / demand_rate, min(others))
-            # The rounds agree on a speedup, or on its absence.
-            clear = mostly_agree(ratio > 1.0 for ratio in others) or mostly_agree(ratio < LEAST_TIE for ratio in others)
-            trial = replace(self, break_even_epochs=epochs, clear=clear)
-        gain = rate / median(rates[now].values())
-        trial = replace(trial, gain=gain, least_gain=min(ratios), most_gain=max(ratios))
-        return replace(trial, samples_per_s=rate, epoch_s=images / rate)
+        rate, ratios = median(own.values()), gains(own, rates[now])
+        gain, least, most = rate / median(rates[now].values()), min(ratios), max(ratios)
+        trial = replace(self, samples_per_s=rate, gain=gain, least_gain=least, most_gain=most, epoch_s=images / rate)
+        if demand is None or self.setup_s is None:
+            return trial
+        others, demand_rate = gains(own, demand), median(demand.values())
+        epochs = break_even_epochs(self.setup_s, images / demand_rate, rate / demand_rate, min(others))
+        # The rounds agree on a speedup, or on its absence.
+        clear = mostly_agree(ratio > 1.0 for ratio in others) or mostly_agree(ratio < LEAST_TIE for ratio in others)
+        return replace(trial, break_even_epochs=epochs, clear=clear)
 
 
 def break_even_epochs(setup_s: float, epoch_s: float, gain: float, least_gain: float) -> int | None:
-    """Return the number of epochs after which faster epochs have saved the setup time, or None if they never do.
-
-    ``epoch_s`` is an epoch without the setup, ``gain`` the median speedup, and ``least_gain`` the speedup of the worst
-    round. A setup that was not faster in every round never pays.
-    """
+    """Return the number of epochs of ``epoch_s`` that pay the setup; None if it was not faster in every round."""
     if gain < LEAST_TIE or least_gain <= 1.0:
         return None
     return max(1, -int(-setup_s // (epoch_s * (1 - 1 / gain))))
@@ -85,15 +82,11 @@ def break_even_epochs(setup_s: float, epoch_s: float, gain: float, least_gain: f
 
 @dataclass(frozen=True)
 class Verdict:
-    """Bottleneck of the loop.
-
-    The headroom is the speedup of the loop on one batch that is already loaded, which is the limit for faster data
-    work. Without a model, all work is data work, and the headroom has the value None.
-    """
+    """Bottleneck of the loop."""
 
     kind: str  # "data-bound", "compute-bound" or "balanced".
     bound: str  # Largest stage other than model and optimizer, for example "transform".
-    headroom: float | None  # Ratio of medians.
+    headroom: float | None  # Speedup with one batch in memory, the limit for faster data work; None without a model.
     least_headroom: float | None  # Minimum of single rounds.
     most_headroom: float | None  # Maximum of single rounds.
     sure: bool  # Whether the rounds agree on the kind, and the machine was quiet.
@@ -244,33 +237,22 @@ def _way_row(way: Trial) -> list[str]:
     return [way.name, once, duration(way.epoch_s), pays, f"{size(way.held_bytes)} of {way.room}" if way.room else ""]
 
 
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH)
-
-
 def judge(
     breakdown: Breakdown, rates: Rounds, cached: Rounds | None, trials: Sequence[Trial], *, tried: bool
 ) -> Verdict:
-    """Return the bottleneck of the loop, the certainty of this result, and the setting to try first.
-
-    ``rates`` are those of the loop, and ``cached`` those of steps that repeat one batch, None without a model.
-    ``tried`` is whether trials were requested.
-    """
+    """Return the bottleneck of the loop; ``cached`` are the rates of steps on one batch, None without a model."""
     headroom = None if cached is None else median(cached.values()) / median(rates.values())
     ratios = [] if cached is None else gains(cached, rates)
-    kind = _kind(headroom)
+    kind, doubt, why = _kind(headroom), "", "Without a model, all work is data work."
     of_data = (row for row in breakdown.stages if row.stage not in (*COMPUTE, CLOCKS))
     largest = max(of_data, key=lambda row: row.total_s)
-    text = f"{kind.capitalize()}: the largest data stage, {largest.stage}, takes {largest.share:.0%} of the time."
-    doubt = ""
-    if headroom is None:
-        text += " Without a model, all work is data work."
-    else:
+    if headroom is not None:
         doubt = _doubt(kind, ratios, noise(1 / rate for rate in rates.values()))
-        text += (
-            f" The same loop is {max(1.0, headroom):.2f}x as fast with one batch in memory, which faster data cannot "
+        why = (
+            f"The same loop is {max(1.0, headroom):.2f}x as fast with one batch in memory, which faster data cannot "
             f"exceed. {len(ratios)} rounds gave {min(ratios):.2f}x to {max(ratios):.2f}x{'; ' * bool(doubt)}{doubt}."
         )
+    text = f"{kind.capitalize()}: the largest data stage, {largest.stage}, takes {largest.share:.0%} of the time. {why}"
     worth = {trial: trial.gain or 0.0 for trial in trials if trial.worth_it}
     good = _AS_GOOD * max(worth.values(), default=0.0)
     best = next((trial for trial, gain in worth.items() if gain >= good), None)  # Ordered by costs other than time.
