@@ -33,7 +33,7 @@ from omearrow_ds.advise.recommend.trials import Access, LayoutRounds, LoaderTimi
 from omearrow_ds.axes import checked_size
 from omearrow_ds.dataset.crop_boxes import check_needed
 from omearrow_ds.errors import ArgumentError
-from omearrow_ds.options import RecommendSettings, SampleSettings, refuse_unknown
+from omearrow_ds.options import RecommendSettings, SampleSettings, refuse_unknown, refuse_value
 from omearrow_ds.resources import available_bytes, available_cores, preload_limit_bytes, workspace
 from omearrow_ds.storage.fields import warn_of_layout
 from omearrow_ds.storage.formats._pictures import PixelRange
@@ -56,9 +56,9 @@ _COLUMNS = ("size", "convert", "open", "batch", "epoch", "total", "noise", "roun
 class Recommendation:
     """Result of `recommend`: measured plans and the recommended one."""
 
-    path: Path  # The collection.
-    task: ReadBudget  # As requested.
-    access: Access  # As requested.
+    path: Path
+    task: ReadBudget
+    access: Access
     looked: SampleCoverage  # Size of the sample.
     rows: tuple[PlanCost, ...]  # All plans, the cheapest first, then plans that are excluded or could not be measured.
     chosen: PlanCost  # Recommended plan.
@@ -233,7 +233,7 @@ def recommend(
     check_needed("objects=", objects is not None, center=center, box=box, pad=pad, resize=resize)
     crops: Any = SampleSettings(objects=objects, center=center, box=box, pad=pad, resize=resize).chosen
     if crops and tile is not None:
-        raise ArgumentError("conflicts with objects=", option="tile", value=tile, remedy="pass only one of them")
+        refuse_value("tile", tile, "conflicts with objects=", "pass only one of them")
     crop_size = None if crop_size is None else checked_size(crop_size)
     of_objects = ObjectSettings.take(opening, objects)
     link = NetworkLink.parse(bandwidth, latency)

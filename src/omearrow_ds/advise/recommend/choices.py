@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from omearrow_ds.advise.turns import WORTH_IT, doubt_note, gains, mostly_agree, tie_ratio, too_noisy
 from omearrow_ds.dataset.crop_boxes import check_needed
-from omearrow_ds.errors import ArgumentError
+from omearrow_ds.options import refuse_value
 from omearrow_ds.storage.formats import CHUNK_COMPRESSIONS, Format, default_part_bytes, formats, get_format
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.protocol import OpenOptions
@@ -83,10 +84,7 @@ class LoadingPlan(NamedTuple):
 
 
 def layouts(names: Sequence[str] | None, stored: Format) -> list[StorageLayout]:
-    """Return the layouts to try: the existing files, the default of each format of ``names``, then other layouts.
-
-    Encoding ``"list"`` is tried last and only with the default compression, as compressions are chosen more often.
-    """
+    """Return the layouts to try: the existing files, the default of each format of ``names``, then other layouts."""
     tried: list[StorageLayout] = []
     for fmt in formats() if names is None else map(get_format, dict.fromkeys(names)):
         in_table = fmt.kind == "table" and not fmt.missing_backend
@@ -123,10 +121,9 @@ def unused_path_near(path: Path, suffix: str) -> Path:
     elif not path.exists():  # The folder of a glob pattern or a list.
         path = path.parent
     stem = path.name.split(".")[0] or path.name
-    free, number = path.with_name(f"{stem}{suffix}"), 2
-    while free.exists():
-        free, number = path.with_name(f"{stem}-{number}{suffix}"), number + 1
-    return free
+    endings = itertools.chain([""], map("-{}".format, itertools.count(2)))
+    candidates = (path.with_name(f"{stem}{ending}{suffix}") for ending in endings)
+    return next(candidate for candidate in candidates if not candidate.exists())
 
 
 def _arguments(path: Path, options: Mapping[str, Any]) -> str:
@@ -135,25 +132,18 @@ def _arguments(path: Path, options: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class ReadBudget:
-    """Number of epochs, decoded size of the collection, and budgets of memory and disk.
-
-    ``disk_why`` names the source of the limit ``disk_bytes``.
-    """
+    """Number of epochs, decoded size of the collection, and budgets of memory and disk."""
 
     epochs: int
     decoded_bytes: int
     memory_bytes: int
     disk_bytes: int
-    disk_why: str = "the disk budget"
+    disk_why: str = "the disk budget"  # Source of that limit.
 
 
 @dataclass(frozen=True)
 class PlanCost:
-    """Cost of one plan in seconds for the whole collection, or the reason why the plan is excluded.
-
-    Each part is the minimum of all rounds. ``noise`` is the relative difference of median and minimum, 0.1 is 10 %.
-    ``images`` is the number of sampled images, ``totals_s`` the total by round.
-    """
+    """Cost of one plan for the whole collection, each part the minimum of all rounds, or why the plan is excluded."""
 
     plan: LoadingPlan
     size_bytes: int = 0
@@ -162,10 +152,10 @@ class PlanCost:
     epoch_s: float = 0.0
     batch_s: float = 0.0
     total_s: float = 0.0
-    noise: float = 0.0
+    noise: float = 0.0  # Relative difference of median and minimum.
     rounds: int = 0
-    images: int = 0
-    totals_s: dict[int, float] = field(default_factory=dict)
+    images: int = 0  # In the sample.
+    totals_s: dict[int, float] = field(default_factory=dict)  # By round.
     why_not: str | None = None
 
     @property
@@ -180,10 +170,7 @@ class PlanCost:
 def plan_table(
     header: Sequence[str], lines: Iterable[tuple[LoadingPlan, list[str], str]], chosen: LoadingPlan
 ) -> list[str]:
-    """Return a table of the first plans, the best per format, the existing files, and the chosen plan.
-
-    Each plan has its cells, and a note below them or an empty string.
-    """
+    """Return a table of the first plans, the best per format, the existing files, and the chosen plan, with notes."""
     rows, names, num_omitted = [["", *header]], set(), 0
     for number, (plan, cells, note) in enumerate(lines):
         name, is_chosen = plan.layout.format.name, plan == chosen
@@ -267,9 +254,9 @@ class NetworkLink(NamedTuple):
         bytes_s = as_rate(bandwidth) if isinstance(bandwidth, str) else bandwidth
         latency_s = as_seconds(latency) if isinstance(latency, str) else latency or 0.0
         if bytes_s is None or not 0 < bytes_s < inf:
-            raise ArgumentError("is not a rate", option="bandwidth", value=bandwidth, remedy=RATES)
+            refuse_value("bandwidth", bandwidth, "is not a rate", RATES)
         if latency_s is None or not 0 <= latency_s < inf:
-            raise ArgumentError("is not a time", option="latency", value=latency, remedy=TIMES)
+            refuse_value("latency", latency, "is not a time", TIMES)
         return cls(bytes_s, latency_s)
 
     @property
@@ -320,10 +307,7 @@ class RemoteEstimate(NamedTuple):
     def choose(
         cls, link: NetworkLink, rows: Iterable[PlanCost], task: ReadBudget, *, on_server: bool
     ) -> RemoteEstimate | None:
-        """Return estimates for the plans that a bucket can serve, or None if it can serve no measured plan.
-
-        ``on_server`` is whether the existing collection consists of parts on a server.
-        """
+        """Return estimates for the plans that a bucket can serve, which include existing parts ``on_server``."""
         layouts = [(row, row.plan.layout) for row in rows if row.why_not is None]
         absent = dict.fromkeys(layout.format.label for _, layout in layouts if layout.format.is_folder)
         served = [row for row, layout in layouts if not layout.format.is_folder and (on_server or not layout.as_it_is)]
@@ -336,22 +320,15 @@ class RemoteEstimate(NamedTuple):
 
     def as_lines(self) -> list[str]:
         header = ("stored", "over the link", "decoding", "first epoch", "from cache or memory", "limit")
-        costs = (
-            (row.plan, [size(row.size_bytes), *map(duration, times_s), slower], "")
-            for row, *times_s, _, slower in self.rows
-        )
+        costs = []
+        for row, *times_s, _, slower in self.rows:
+            costs.append((row.plan, [size(row.size_bytes), *map(duration, times_s), slower], ""))
         chosen, in_all = self.chosen, self.in_all
-        limit, other, other_s = "The link", "decoding", chosen.decode_s
+        limit = f"The link is the limit; decoding takes {duration(chosen.decode_s)}"
         if chosen.limit == "decoding":
-            limit, other, other_s = "Decoding", "the link", chosen.link_s
-        verdict = f"On the server: {chosen.row.plan.label}, one epoch in {duration(chosen.epoch_s)}."
-        lines = [
-            f"In parts on a server, over {self.link.text}:",
-            "",
-            *plan_table(header, costs, chosen.row.plan),
-            "",
-            f"{verdict} {limit} is the limit; {other} takes {duration(other_s)}",
-        ]
+            limit = f"Decoding is the limit; the link takes {duration(chosen.link_s)}"
+        lines = [f"In parts on a server, over {self.link.text}:", "", *plan_table(header, costs, chosen.row.plan), ""]
+        lines.append(f"On the server: {chosen.row.plan.label}, one epoch in {duration(chosen.epoch_s)}. {limit}")
         if chosen.total_s > in_all.total_s * tie_of(chosen.row, in_all.row):
             less = f"{in_all.row.plan.label} takes {1 - in_all.total_s / chosen.total_s:.0%} less"
             lines.append(f"  If the cache holds all parts for {count(self.epochs, 'epoch')}, {less}.")

@@ -17,7 +17,7 @@ import pyarrow as pa
 from omearrow_ds.axes import AXES
 from omearrow_ds.dataset.crop_boxes import CropOptions, make_crops
 from omearrow_ds.errors import ArgumentError, AxesError
-from omearrow_ds.options import SampleSettings
+from omearrow_ds.options import SampleSettings, refuse_value
 from omearrow_ds.resources import image_bytes, split_by_bytes
 from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.keys import IMAGE_ID
@@ -54,13 +54,9 @@ class Limits:
         # Some formats store uncompressed lists of 16-bit values in twice their size.
         size_bytes = min(cls.size_bytes, (free_bytes - _SPARE_BYTES) // (2 * copies))
         if size_bytes < _LEAST_BYTES:
-            needed = 2 * copies * _LEAST_BYTES + _SPARE_BYTES
-            raise ArgumentError(
-                f"the disk has {free_bytes:,} free bytes, but {copies} copies of a sample need at least {needed:,}",
-                option="work_dir",
-                value=str(folder.parent),
-                remedy="pass a folder on another disk, or fewer formats",
-            )
+            needed = f"{copies} copies of a sample need at least {2 * copies * _LEAST_BYTES + _SPARE_BYTES:,}"
+            problem, remedy = f"the disk has {free_bytes:,} free bytes, but {needed}", "pass a folder on another disk"
+            refuse_value("work_dir", str(folder.parent), problem, f"{remedy}, or fewer formats")
         part = min(1.0, seconds / _WHOLE_SAMPLE_S)
         return cls(max(32, int(cls.images * part)), max(1, int(size_bytes * part)), seconds * _READING_PART)
 
@@ -123,21 +119,15 @@ class SampleFields:
 
 
 class Sample(NamedTuple):
-    """Some images (T, C, Z, Y, X) of a collection, their metadata and columns, and the collection's total size.
-
-    The images are whole, or tiles, or regions if some are very large (``cut``). They come from the sorted ``indices``.
-    The whole collection has ``whole_count`` such images or tiles with ``whole_bytes`` decoded, and the decoded size of
-    each image is in ``lengths``. ``axes`` are the axes of dataset samples: C, Y, X and every other axis that is longer
-    than 1 in some image.
-    """
+    """Some images of a collection, their metadata and columns, and the collection's total size."""
 
     origin: SampleFields
-    lengths: Array
-    axes: str
-    whole_count: int
+    lengths: Array  # Decoded size of each image of the collection.
+    axes: str  # Axes of dataset samples: C, Y, X and every other axis that is longer than 1 in some image.
+    whole_count: int  # Images or tiles of the whole collection, and their decoded size.
     whole_bytes: int
-    indices: Sequence[int]
-    images: Sequence[Array]
+    indices: Sequence[int]  # Sorted.
+    images: Sequence[Array]  # (T, C, Z, Y, X): whole images, tiles, or regions if some are very large (``cut``).
     metadata: Sequence[Mapping[str, Any]]
     columns: pa.Table
     cut: bool = False
@@ -223,22 +213,19 @@ def take_sample(
     tile: int | None = None,
     crop_size: tuple[int, int] | None = None,
 ) -> Sample:
-    """Read images spread over the whole collection until a limit is reached; at least one image is read.
-
-    With ``tile``, images are cut into single-channel tiles of that edge. Images with objects are read as a whole.
-    """
+    """Read images spread over the whole collection until a limit is reached, or single-channel tiles of them."""
     source = origin.source
+    path, shapes, least = source.header.path, source.header.shapes, None
     if len(source) == 0:
-        raise ArgumentError("the collection is empty", path=source.header.path, remedy="pass a collection with images")
-    shapes, lengths, least = source.header.shapes, image_bytes(source.header.shapes, source.header.dtypes), None
+        raise ArgumentError("the collection is empty", path=path, remedy="pass a collection with images")
+    lengths = image_bytes(shapes, source.header.dtypes)
     axes = "".join(axis for row, axis in enumerate(AXES) if axis in "CYX" or (shapes[:, row] > 1).any())
-    if origin.objects is None:
+    if origin.objects is None:  # Images with objects are read as a whole.
         least = crop_size or (tile or 0, tile or 0)
         small = np.flatnonzero((shapes[:, 3:] < (crop_size or 0)).any(axis=1))
         if len(small):
-            height, width = shapes[small[0], 3:].tolist()
-            problem, remedy = f"image {small[0]} has only {height} x {width} pixels", "lower crop_size"
-            raise AxesError(problem, path=source.header.path, option="crop_size", value=crop_size, remedy=remedy)
+            problem = "image {} has only {} x {} pixels".format(small[0], *shapes[small[0], 3:])
+            raise AxesError(problem, path=path, option="crop_size", value=crop_size, remedy="lower crop_size")
     tiles = (shapes // (shapes if tile is None else (1, 1, 1, tile, tile))).prod(axis=1)
     whole_count, whole_bytes = int(tiles.sum()), int(lengths.sum())
     if whole_bytes <= _LITTLE_MORE * limits.size_bytes and whole_count <= _LITTLE_MORE * limits.images:
@@ -250,15 +237,16 @@ def take_sample(
     order = candidates[random.permutation(random.integers(edges[:-1], edges[1:]))]
     read = _read(source, order, lengths, limits, least, clock)
     indices = sorted(read)
+    images = [read[index] for index in indices]
     sample = partial(Sample, origin, lengths, axes, whole_count)
     if tile is None:
         metadata, columns = [source.metadata(index) for index in indices], source.header.columns.table.take(indices)
-        is_cut = any(read[index].nbytes < lengths[index] for index in indices)
-        return sample(whole_bytes, indices, [read[index] for index in indices], metadata, columns, is_cut)
-    images = list(islice(tiles_of(map(read.__getitem__, indices), tile), limits.images))
+        is_cut = any(image.nbytes < lengths[index] for index, image in zip(indices, images, strict=True))
+        return sample(whole_bytes, indices, images, metadata, columns, is_cut)
+    images = list(islice(tiles_of(images, tile), limits.images))
     if not images:
-        problem, remedy = f"no image of the sample has {tile} x {tile} pixels", "pass a smaller number"
-        raise ArgumentError(problem, path=source.header.path, option="tile", value=tile, remedy=remedy)
+        problem = f"no image of the sample has {tile} x {tile} pixels"
+        refuse_value("tile", tile, problem, "pass a smaller number", path)
     whole_bytes = int((tiles * (lengths // shapes.prod(axis=1))).sum()) * tile * tile
     return sample(whole_bytes, indices, images, [{}] * len(images), pa.table({}))
 
@@ -284,13 +272,9 @@ def _candidates(origin: SampleFields) -> Array:
 def _read(
     source: Images, order: Array, lengths: Array, limits: Limits, least: tuple[int, int] | None, clock: Clock
 ) -> dict[int, Array]:
-    """Read images in this order until a limit is reached, each cut to an eighth of the sample size.
-
-    Cut images keep at least ``least`` rows and columns; with None, images are not cut.
-    """
-    start_s, read_bytes = clock(), 0
+    """Read images in this order until a limit is reached, at least one; ``least=None`` does not cut large images."""
+    start_s, read_bytes, read = clock(), 0, dict[int, Array]()
     largest = max(1, limits.size_bytes // _LARGE_PART)
-    read: dict[int, Array] = {}
     for group in split_by_bytes(np.maximum(lengths[order], -(-largest // _CHUNK)), largest):
         if read and (read_bytes >= limits.size_bytes or clock() - start_s >= limits.seconds):
             break
@@ -302,10 +286,7 @@ def _read(
 
 
 def _cut_down(image: Array, most_bytes: int, least: tuple[int, int]) -> Array:
-    """Return the middle of an image, cut along T, Z, Y and X in this order until it has at most ``most_bytes``.
-
-    The result has at least ``least`` rows and columns, and so may be larger.
-    """
+    """Return the middle of an image, cut along T, Z, Y, X in this order to ``most_bytes``, or ``least`` (Y, X)."""
     for axis, fewest in zip((0, 2, 3, 4), (1, 1, *(max(_FEWEST_PIXELS, side) for side in least)), strict=True):
         if image.nbytes > most_bytes:
             old = image.shape[axis]

@@ -78,17 +78,14 @@ def plan_costs(
 
 
 class Subject(NamedTuple):
-    """Collection to measure, as a sample, and the settings for reading batches.
-
-    An epoch that takes longer than ``part_s`` is estimated from its first batches.
-    """
+    """Collection to measure, as a sample, and the settings for reading batches."""
 
     sample: Sample
     opening: OpenOptions
     access: Access
     batch_size: int
     settings: SampleSettings
-    part_s: float
+    part_s: float  # An epoch that takes longer is estimated from its first batches.
     clock: Clock
 
     @property
@@ -121,9 +118,8 @@ class Subject(NamedTuple):
 class LayoutTrial:
     """Measurement of the existing collection, or of one layout of the sample, which is written to ``folder``.
 
-    It reads the samples ``indices`` of the collection at ``path``; ``fields`` are their images. An epoch, one-time work
-    and sizes, and images on demand of the whole collection are ``factor``, ``once`` and ``growth`` times the measured
-    values; the last, because some readers decode several rows to return one.
+    An epoch, one-time work and sizes, and images on demand of the whole collection are ``factor``, ``once`` and
+    ``growth`` times the measured values; the last, because some readers decode several rows to return one.
     """
 
     def __init__(self, subject: Subject, layout: StorageLayout, folder: Path) -> None:
@@ -152,7 +148,7 @@ class LayoutTrial:
         self.options: dict[str, Any] = {**subject.settings.chosen, **crops}
 
     def order(self, number: int) -> list[int]:
-        """Return the order of samples in an epoch; a random order is determined by the epoch ``number``."""
+        """Return the order of samples in the epoch ``number``."""
         is_random, random = self.subject.access == "random", np.random.default_rng(number)
         order: list[int] = (in_turn(self.indices, self.fields, random) if is_random else self.indices).tolist()
         return order
@@ -211,11 +207,7 @@ class LayoutTrial:
 
 
 def in_turn(samples: Array, fields: Array, random: np.random.Generator) -> Array:
-    """Return samples in random order, where crops of one image are far apart: each pass takes one crop per image.
-
-    In a collection of thousands of images, a shuffled batch rarely has two crops of one image. In a sample of a few
-    images, only this order keeps such repetitions as rare.
-    """
+    """Return samples in random order, where each pass takes one crop per image, so that repetitions are rare."""
     order = random.permutation(len(samples))
     numbers = defaultdict[int, Iterator[int]](itertools.count)
     turns = [next(numbers[field]) for field in fields[order].tolist()]
@@ -238,11 +230,7 @@ class LayoutRounds:
     _took_s: dict[StorageLayout, float] = field(default_factory=dict)
 
     def run(self, layouts: Iterable[StorageLayout]) -> None:
-        """Measure every layout once; then measure the layouts that may still be the best, until the deadline.
-
-        The first round of a large sample uses a part of it. If time is short, the last layouts are left out.
-        ``progress`` is updated after every measurement.
-        """
+        """Measure every layout once, in a part of a large sample; then those that may still be the best."""
         whole = self.subject
         turns = InterleavedRounds[StorageLayout, Timings](lambda: whole.clock() > self.deadline_s)
         step = _SCREENED_PART if len(whole.sample.images) >= _SCREENED_PART * _FEWEST_SCREENED else 1
@@ -304,11 +292,7 @@ class LayoutRounds:
         return timing
 
     def _remaining(self, live: Sequence[StorageLayout], number: int, step: int) -> list[StorageLayout]:
-        """Return the layouts that may still win, and the existing files.
-
-        Layouts may win that are near the best within the budgets. After the first round, time must also allow the
-        required number of rounds.
-        """
+        """Return the existing files, and the layouts near the best; after round 0, only those that time allows."""
         rows: dict[StorageLayout, PlanCost] = {}
         for row in ranked(self.costs.values()):
             if row.rounds and row.plan.layout in live:
@@ -348,16 +332,13 @@ class Settings:
 
 @dataclass(frozen=True)
 class LoaderTiming:
-    """Loader settings and the seconds per sample in their fastest round, or None if only the start was timed.
-
-    ``start_s`` includes the start of workers; ``ratio`` is ``sample_s`` divided by its value without workers.
-    """
+    """Loader settings and the seconds per sample in their fastest round, or None if only the start was timed."""
 
     settings: Settings
     sample_s: float | None
-    start_s: float
+    start_s: float  # Includes the start of workers.
     rounds: int
-    ratio: float | None
+    ratio: float | None  # The seconds per sample divided by those without workers.
 
     def apply(self, row: PlanCost, epochs: int) -> PlanCost:
         """Return the cost that a plan has with these settings; ``row`` is its cost without workers."""
@@ -365,9 +346,8 @@ class LoaderTiming:
             return row
         gained_s = epochs * row.epoch_s * (1 - self.ratio) - self.start_s
         totals_s = {number: max(0.0, total_s - gained_s) for number, total_s in row.totals_s.items()}
-        return replace(
-            row, epoch_s=row.epoch_s * self.ratio, total_s=max(0.0, row.total_s - gained_s), totals_s=totals_s
-        )
+        total_s = max(0.0, row.total_s - gained_s)
+        return replace(row, epoch_s=row.epoch_s * self.ratio, total_s=total_s, totals_s=totals_s)
 
 
 def grid(batch_size: int, cores: int) -> list[Settings]:
@@ -382,11 +362,7 @@ def grid(batch_size: int, cores: int) -> list[Settings]:
 def scan(
     trial: LayoutTrial, row: PlanCost, deadline_s: float, progress: tqdm, start_methods: Sequence[str] = ()
 ) -> list[LoaderTiming]:
-    """Time an epoch of the plan ``row`` with each loader setting, and then with other start methods.
-
-    ``start_methods`` are names of multiprocessing, tried with the best number of workers if that is not 0. They run the
-    main script again in each worker, so it needs a ``__main__`` guard.
-    """
+    """Time an epoch of the plan ``row`` with each loader setting, and then with other start methods."""
     subject, clock, batch_size = trial.subject, trial.subject.clock, trial.subject.batch_size
     half_time_s, settings = (clock() + deadline_s) / 2, grid(batch_size, available_cores())
     progress.reset(total=len(settings))
@@ -426,10 +402,7 @@ def scan(
 
 
 def best(timings: Sequence[LoaderTiming], work_s: float = inf) -> LoaderTiming:
-    """Return the settings with the fewest workers, out of the fastest settings with the requested batch size.
-
-    Workers must save more of ``work_s``, the time of all epochs without workers, than their start takes.
-    """
+    """Return the fastest settings with few workers, which must save more of ``work_s`` than their start takes."""
     first = timings[0]
     alike = [(timing, timing.ratio) for timing in timings if timing.settings.batch_size == first.settings.batch_size]
     ratios = [(one, ratio) for one, ratio in alike if ratio and (one is first or work_s * (1 - ratio) > one.start_s)]
