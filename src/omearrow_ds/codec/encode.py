@@ -23,7 +23,7 @@ _SIZES = tuple(f"size_{axis}" for axis in "tczyx")
 _WIDEST_SCALAR = 16  # Bytes of a 128-bit decimal, the largest alignment of any type.
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Image:
     """One image to store: pixels (T, C, Z, Y, X) in native byte order, id, OME metadata and checksum.
 
@@ -117,7 +117,8 @@ def _grouped(
     fleeting, or is written before the next is requested, is not copied.
     """
     as_bytes, dtype = encoding == "bytes", np.dtype(np.uint8 if encoding == "bytes" else np.uint16)
-    group, buffer, used, group_bytes = list[Image](), np.empty(0, dtype), 0, 0
+    group: list[Image] = []
+    buffer, used, group_bytes = np.empty(0, dtype), 0, 0
     for image in images:
         pixels = image.pixels
         if group and (len(group) == max_rows or group_bytes + pixels.nbytes > max_bytes):

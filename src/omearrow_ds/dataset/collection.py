@@ -258,7 +258,7 @@ class Collection(StoredImages):
 
     def _scaled(self, image: Array, position: int) -> Array:
         view = self.plan.cuts[position](image)
-        sample = np.empty(view.shape, self._sample_dtype(view.dtype))
+        sample = np.empty(view.shape, FLOAT32 if self.is_float32 else view.dtype)
         scale(view, self.plan.divisors[position], sample)
         return sample
 
@@ -330,7 +330,7 @@ class Collection(StoredImages):
                 rows.append(field)
                 regions.append([t0, c0, z0, y0, x0, t1, c1, z1, y1, x1])
         if self._is_read_once:
-            arrays = self._fetch(rows, regions)
+            arrays = self.source.read(rows, regions)
         else:
             images = self._distinct(rows)
             arrays = [images[row][slices_of(region)] for row, region in zip(rows, regions, strict=True)]

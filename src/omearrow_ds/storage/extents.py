@@ -112,7 +112,9 @@ class _ChunkReads:
 
     def group(self) -> _ChunksByFile:
         """Return the windows that the regions need, by file and chunk number."""
-        image = self.image
+        image, (first, *others) = self.image, self.regions
+        if not others and first[1].shape == image.shape == image.layout.chunk_shape:  # An image of one chunk.
+            return {0: {0: [(first[1], ())]}}
         files: _ChunksByFile = {}
         grid = image.shape, image.layout.chunk_shape, image.shard
         for region, array in self.regions:
@@ -206,7 +208,12 @@ class ExtentReader:
             if isinstance(image, ChunkFiles):  # Without grouping of requests.
                 pixels = np.empty(size_of(regions[0]), image.layout.pixel_dtype) if arrays[0] is None else arrays[0]
                 arrays[0] = pixels
-                self._read_files(arrays, [_ChunkReads(image, [0], [(regions[0], pixels)])])
+                try:
+                    _ChunkReads(image, [0], [(regions[0], pixels)]).fill()
+                except OMEArrowDSError:
+                    raise
+                except self._errors:
+                    arrays[0] = None
                 return arrays
         changed = self._read_requests(range(len(rows)), located, rows, regions, arrays)
         if changed:  # A file that was replaced is located once more.

@@ -290,7 +290,8 @@ def _check_images(images: Iterator[codec.Image], target: Target, num_rows: int |
         num_images += 1
         if num_rows is not None and num_images > num_rows:
             raise error(f"columns have {num_rows} rows, expected one per image")
-        yield replace(image, checksum=(image.checksum or checksum_of(image.pixels)) if target.checksum else None)
+        image.checksum = (image.checksum or checksum_of(image.pixels)) if target.checksum else None
+        yield image
     if num_rows not in (None, num_images):
         raise error(f"columns have {num_rows} rows, expected {num_images}")
 

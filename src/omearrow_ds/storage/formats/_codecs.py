@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+_BLOSC_SIZES = struct.Struct("<4xI4xI")  # Of the decompressed and of the compressed bytes.
 
 
-def decompress_into(codec: str | None, stored: Array | bytes | memoryview, plain: Array) -> None:
-    """Decompress or, without a codec, copy ``stored`` into ``plain``, a one-dimensional array of bytes."""
+def decompress_into(codec: str | None, stored: Any, plain: Array) -> None:
+    """Decompress or, without a codec, copy the bytes ``stored`` into ``plain``, a one-dimensional array of bytes."""
     # Raises `ValueError` if it cannot be decompressed, or its decompressed size differs.
     if codec is None:
         if len(stored) != plain.size:
@@ -21,9 +22,9 @@ def decompress_into(codec: str | None, stored: Array | bytes | memoryview, plain
         plain[...] = np.frombuffer(stored, np.uint8)
         return
     # Blosc trusts its header, and would read beyond the end of a truncated file.
-    sizes = plain.size, len(stored)
-    if codec == "blosc" and (len(stored) < 16 or struct.unpack("<4xI4xI", bytes(stored[:16])) != sizes):
-        raise ValueError(f"{len(stored):,} bytes are not a Blosc chunk of {plain.size:,} bytes")
+    num_bytes = len(stored)
+    if codec == "blosc" and (num_bytes < 16 or _BLOSC_SIZES.unpack_from(stored) != (plain.size, num_bytes)):
+        raise ValueError(f"{num_bytes:,} bytes are not a Blosc chunk of {plain.size:,} bytes")
     try:
         size_bytes = len(_decoder(codec)(stored, out=plain))
     except (RuntimeError, ImportError) as error:

@@ -453,21 +453,24 @@ class FolderImages(Images):
     def _read_whole(self, rows: Sequence[int], out: Targets) -> list[Array]:
         """Return whole images: filled arrays of ``out``, or other arrays."""
         images: list[Array] = []
-        others = []
-        members, root = self._folder.members, self._folder.root
-        opened = self._checked_folder() if self._has_offsets and not self._folder.is_remote else None
+        folder, others = self._folder, []
+        members, root = folder.members, folder.root
+        opened = self._checked_folder() if self._has_offsets and not folder.is_remote else None
         for number, row in enumerate(rows):
             member = members[row]
             image = new_image(member.shape, member.dtype, f"{root}/{member.file}") if out is None else out[number]
-            if member.pixel_offset is None or opened is None or not read_in_place(opened, member, image):
+            if opened is None or member.pixel_offset is None or not read_in_place(opened, member, image):
                 others.append(number)
             images.append(image)
-        if others:
-            regions = [[0, 0, 0, 0, 0, *images[number].shape] for number in others]
-            with self._folder.guard:
-                arrays = self._read_located([rows[n] for n in others], regions, [images[n] for n in others])
-            for number, pixels in zip(others, arrays, strict=True):
-                images[number] = pixels
+        if not others:
+            return images
+        regions = [[0, 0, 0, 0, 0, *images[number].shape] for number in others]
+        with folder.guard:
+            if len(others) == len(rows):
+                return self._read_located(rows, regions, images)
+            arrays = self._read_located([rows[n] for n in others], regions, [images[n] for n in others])
+        for number, pixels in zip(others, arrays, strict=True):
+            images[number] = pixels
         return images
 
     def _read_located(self, rows: Sequence[int], regions: Sequence[Region], images: Targets = None) -> list[Array]:
