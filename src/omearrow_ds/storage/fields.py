@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain, islice, product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -120,8 +120,12 @@ class FieldSource(ImagesWrapper):
         planes = self.source.read(files, in_files)
         if len(planes) == len(rows):
             return planes
-        remaining = iter(planes)
-        return [np.concatenate([*islice(remaining, math.prod(shape[:3]))]).reshape(shape) for shape in shapes]
+        arrays, first = [], 0
+        for shape in shapes:
+            stop = first + math.prod(shape[:3])
+            arrays.append(np.concatenate(planes[first:stop]).reshape(shape))
+            first = stop
+        return arrays
 
     def _read_whole(self, rows: Sequence[int], out: Targets) -> list[Array]:
         files = [self._fields.grids[row].ravel().tolist() for row in rows]
