@@ -265,6 +265,7 @@ def _matched(path: Path, pattern: patterns.Pattern, names: Iterable[str]) -> dic
     for name in parsed:
         if not _is_tiff(name):
             raise FormatError(f"{path}: {subject} matches {name!r}, expected TIFF files only; narrow the pattern")
+    for name in parsed:
         if not is_unicode(name):
             raise FormatError(f"{path}: the name {name!r} is not UTF-8, so no column can store it; rename the file")
     return parsed

@@ -6,7 +6,6 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from omearrow_ds.errors import FormatError, MissingPathError, OMEArrowDSError
 from omearrow_ds.storage.formats._detect import refuse_special
@@ -19,13 +18,10 @@ Fingerprint = tuple[int, ...]
 class FileGuard:
     """Translates errors of a format's library, and detects that a collection was replaced or changed.
 
-    As a context, it guards opening a file by its path: it translates errors, and raises one if the file is not the one
-    that was opened first. If the status is the same before and after opening, the opened file has this status, because
-    a replaced file does not come back. It refers to no source, so that a source is freed without the garbage collector.
-
-    ``errors`` are exceptions of the format's library, and ``label`` is the format's name in errors. The status of
-    ``tracked``, by default ``path``, shows whether the collection was replaced; at a URL, the client of the server
-    detects changes.
+    As a context around opening a file, it raises an error if the file is not the one that was opened first: its status
+    is the same before and after, and a replaced file does not come back. It refers to no source, so that a source is
+    freed without the garbage collector. The status of ``tracked``, by default ``path``, shows whether the collection
+    was replaced; at a URL, the client of the server detects changes.
     """
 
     files: Sequence[str] = ()  # Further files, existing or not, that define the collection.
@@ -51,13 +47,11 @@ class FileGuard:
         if self.fingerprint is None:
             self.refuse_changed()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is None or isinstance(error, Exception):  # A replaced file may also cause an error.
             self.refuse_changed()
         if error is not None:
-            self.reading().__exit__(kind, error, trace)
+            self.reading().__exit__(type(error), error, error.__traceback__)
 
     def failure(self, error: BaseException) -> OMEArrowDSError | None:
         """Return the error of a library that failed for a reason other than a damaged file, else None."""
@@ -87,10 +81,16 @@ class FileGuard:
             if not stat.S_ISREG(status.st_mode):
                 refuse_special(self.path)
         for file in self.files:
-            fingerprint += _file_fingerprint(file)
+            try:
+                status = os.stat(file)  # noqa: PTH116  # At every read.
+                fingerprint += (status.st_ino, status.st_size, status.st_mtime_ns)
+            except (FileNotFoundError, NotADirectoryError):
+                fingerprint += (0, 0, 0)
             if self.fingerprint is None:
                 refuse_special(file)
-        if fingerprint != self.fingerprint:
+        if self.fingerprint is None:
+            self.fingerprint = fingerprint
+        elif fingerprint != self.fingerprint:
             self.compare(fingerprint)
 
     def compare(self, fingerprint: Fingerprint) -> None:
@@ -100,12 +100,3 @@ class FileGuard:
         if fingerprint != self.fingerprint:
             problem = "was replaced or changed since it was opened"
             raise FormatError(problem, path=self.path, remedy="open it again")
-
-
-def _file_fingerprint(path: str) -> Fingerprint:
-    """Return a fingerprint of a file, which changes if it is replaced or overwritten; zeros if it is missing."""
-    try:
-        status = os.stat(path)  # noqa: PTH116  # as above
-    except (FileNotFoundError, NotADirectoryError):
-        return (0, 0, 0)
-    return (status.st_ino, status.st_size, status.st_mtime_ns)
