@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -26,28 +26,11 @@ from omearrow_ds.codec.encode import Image, prepend_column, with_checksums
 from omearrow_ds.codec.leaves import numbers
 from omearrow_ds.errors import FormatError, MissingPathError, OMEArrowDSError
 from omearrow_ds.storage.byte_source import OPEN_FLAGS, STATUS_NS, LocalFile, OpenFolder, version_fingerprint
-from omearrow_ds.storage.extents import (
-    ChunkFile,
-    ExtentReader,
-    ImageChunks,
-    Located,
-    Region,
-    Regions,
-    Shape,
-    Targets,
-    consecutive_planes,
-)
+from omearrow_ds.storage.extents import ExtentReader, ImageChunks, Located, Region, Regions, Targets, consecutive_planes
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.formats._base import Array, Block, Details, Header, Images, files_below, forwarded, local_files
 from omearrow_ds.storage.formats._columns import ImageColumns, columns_and_checksums
-from omearrow_ds.storage.formats._detect import (
-    SIDECAR,
-    SIDECAR_FORMAT_KEY,
-    entries_below,
-    is_hidden,
-    is_zarr_node,
-    refuse_special,
-)
+from omearrow_ds.storage.formats._detect import SIDECAR, SIDECAR_FORMAT_KEY, is_hidden, is_zarr_node, refuse_special
 from omearrow_ds.storage.formats._error_translation import MALFORMED, translate_errors
 from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._file_set import FileSet, ObjectFileSet
@@ -58,6 +41,7 @@ from omearrow_ds.storage.formats._urls import ObjectReader, Url, url_of
 from omearrow_ds.text import count
 
 Described = TypeVar("Described")
+WriteImage = Callable[[Path, Image], int | None]
 _MEMBER = pa.struct(
     {
         "file": pa.string(),
@@ -81,6 +65,7 @@ class ListedPage(NamedTuple):
 
 
 NOT_LISTED = ListedPage()
+ListedPages = Sequence[ListedPage]
 
 
 class Member(NamedTuple):
@@ -88,7 +73,7 @@ class Member(NamedTuple):
 
     file: str
     image_id: str
-    shape: Shape
+    shape: tuple[int, ...]
     dtype: np.dtype[Any]
     size_bytes: int | None = None  # Size of the file when the offset was found.
     pixel_offset: int | None = None  # Offset of pixels that a little-endian machine has in memory like this.
@@ -97,20 +82,8 @@ class Member(NamedTuple):
 
 
 def link_refused(path: Path) -> FormatError:
-    """Return the error for a symbolic link in a folder of images; links are refused because they may lead anywhere."""
-    return FormatError(
-        f"{path}: is a symbolic link, which is not followed in a folder of images; copy the folder with the targets of "
-        f"its links (cp -rL)"
-    )
-
-
-def refuse_links(path: Path) -> None:
-    """Raise `FormatError` if there is a symbolic link, a pipe or another special file below ``path``."""
-    for entry in entries_below(path):
-        if entry.is_symlink():
-            raise link_refused(Path(entry.path))
-        if not entry.is_file():
-            raise FormatError(f"{entry.path}: is neither a file nor a folder; remove it from the image")
+    problem = "is a symbolic link, which may lead anywhere and is not followed in a folder of images"
+    return FormatError(problem, path=path, remedy="copy the folder with the targets of its links (cp -rL)")
 
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:
@@ -177,7 +150,7 @@ class Folder:
         state = sorted(versions.items()), [(member.file, member.shape, member.dtype.str) for member in self.members]
         self.guard.fingerprint = version_fingerprint((len(self.members), repr(state)))
 
-    def refuse_other(self, row: int, shape: Shape, dtype: np.dtype[Any]) -> None:
+    def refuse_other(self, row: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         """Raise `FormatError` if an image has another shape or dtype than when the folder was opened."""
         member = self.members[row]
         if shape == member.shape and dtype == member.dtype:
@@ -241,12 +214,11 @@ class FileReader(ABC):
         if not folder.is_listed:
             describe_members(self, sorted(names, key=natural_key), skip_errors=skip_errors)
         listed, present = {member.file for member in folder.members}, set(names)
-        for others, problem in ((listed - present, "is missing, but"), (present - listed, "is not")):
+        for others, state in ((listed - present, "is missing, but"), (present - listed, "is not")):
             if others:
-                raise FormatError(
-                    f"{path}: {min(others)} {problem} listed in {SIDECAR} ({len(others)} such files); restore the "
-                    f"folder, or remove {SIDECAR} to read the folder without it"
-                )
+                problem = f"{min(others)} {state} listed in {SIDECAR} ({len(others)} such files)"
+                remedy = f"restore the folder, or remove {SIDECAR} to read the folder without it"
+                raise FormatError(problem, path=path, remedy=remedy)
         if isinstance(folder.files, ObjectFileSet):
             folder.set_fingerprint(folder.files.versions)
 
@@ -259,7 +231,6 @@ class FileReader(ABC):
         return True
 
     def list_names(self) -> list[str]:
-        """Return the names of the images in the folder."""
         path, files = self.folder.path, self.folder.files
         if isinstance(files, ObjectFileSet):
             return files.list_names(path, self.suffixes)
@@ -294,7 +265,6 @@ class FileReader(ABC):
         return [image if crop.size == image.size else np.array(crop) for crop in crops]
 
     def files_of(self, row: int) -> Sequence[str]:
-        """Return the local files that store an image; see `Details.files_of`."""
         member = self.folder.members[row]
         return () if member.listed.origin else (f"{self.folder.root}/{member.file}",)
 
@@ -336,11 +306,7 @@ def describe_members(reader: FileReader, files: Sequence[str], *, skip_errors: b
 
 
 def index_of_most(
-    reader: FileReader,
-    files: Sequence[str],
-    pages: Sequence[ListedPage],
-    groups: Iterable[Iterable[int]],
-    names: Sequence[str],
+    reader: FileReader, files: Sequence[str], pages: ListedPages, groups: Iterable[Iterable[int]], names: Sequence[str]
 ) -> int:
     """Return the index of the first group of files with the most frequent shapes and dtypes."""
     # Groups with unreadable files do not count. Raises `FormatError` for a tie, and the error of the first group if
@@ -364,11 +330,9 @@ def index_of_most(
         raise kinds[0]
     (most, number), *others = counts.most_common(2)
     if others and others[0][1] == number:
-        first, second = (f"{names[kinds.index(kind)]} is {kind}" for kind in (most, others[0][0]))
-        raise FormatError(
-            f"{reader.folder.path}: two combinations of shape and dtype are equally frequent ({number:,} images "
-            f"each): {first}, {second}; move the images of one of them to another folder"
-        )
+        examples = ", ".join(f"{names[kinds.index(kind)]} is {kind}" for kind in (most, others[0][0]))
+        problem = f"two combinations of shape and dtype are equally frequent ({number:,} images each): {examples}"
+        raise FormatError(problem, path=reader.folder.path, remedy="move the images of one of them to another folder")
     return kinds.index(most)
 
 
@@ -411,6 +375,10 @@ class FolderImages(Images):
             row_count=len(image_ids),
         )
         self._fetches_whole = reader.fetches_whole
+        are_placed = [member.pixel_offset is not None for member in folder.members]
+        # Each read of pixels at an offset, or from a server, checks their file.
+        self._has_offsets = any(are_placed)
+        self._are_files_checked = isinstance(folder.path, Url) or all(are_placed)
         self.details = Details(
             storage_info=reader.describe_storage,
             files=partial(_files_in, folder),
@@ -439,16 +407,6 @@ class FolderImages(Images):
             return self._read_whole(rows, out)
         with nullcontext() if self._are_files_checked else self._folder.guard:
             return self._read_located(rows, regions)
-
-    @cached_property
-    def _are_files_checked(self) -> bool:
-        """Whether each read of pixels checks their file, so that no further check is needed."""
-        members = self._folder.members
-        return isinstance(self._folder.path, Url) or all(member.pixel_offset is not None for member in members)
-
-    @cached_property
-    def _has_offsets(self) -> bool:
-        return any(member.pixel_offset is not None for member in self._folder.members)
 
     def _read_whole(self, rows: Sequence[int], out: Targets) -> list[Array]:
         """Return whole images: filled arrays of ``out``, or other arrays."""
@@ -493,19 +451,15 @@ class FolderImages(Images):
         return arrays
 
     def _locate(self, row: int) -> Located | None:
-        """Return the chunks of an image, or None if the library of the format must read it."""
         member = self._folder.members[row]
         if member.pixel_offset is None:
             return self._reader.locate(row)
         layout, offsets = consecutive_planes(member.shape, member.dtype, member.pixel_offset)
-        return ImageChunks(layout, self._listed_file(member), offsets)
-
-    def _listed_file(self, member: Member) -> ChunkFile:
         if self._folder.is_remote:
-            return self._folder.files.open(self._folder.path_of(member.file))
-        size_bytes, modified_ns = member.size_bytes or 0, member.modified_ns
-        fingerprint = (size_bytes,) if modified_ns is None else (size_bytes, modified_ns)
-        return LocalFile(member.file, self._checked_folder(), fingerprint)
+            return ImageChunks(layout, self._folder.files.open(self._folder.path_of(member.file)), offsets)
+        modified_ns = () if member.modified_ns is None else (member.modified_ns,)
+        file = LocalFile(member.file, self._checked_folder(), (member.size_bytes or 0, *modified_ns))
+        return ImageChunks(layout, file, offsets)
 
     def _checked_folder(self) -> OpenFolder:
         """Return the folder that was opened, so that a folder in its place is never read."""
@@ -514,9 +468,8 @@ class FolderImages(Images):
             try:  # Moving the folder is allowed, another sidecar in it is not.
                 status = os.stat(SIDECAR, dir_fd=opened.descriptor)
             except FileNotFoundError:
-                raise FormatError(
-                    "was removed since it was opened", path=self._folder.path, remedy="restore it, and open it again"
-                ) from None
+                problem, remedy = "was removed since it was opened", "restore it, and open it again"
+                raise FormatError(problem, path=self._folder.path, remedy=remedy) from None
             self._folder.guard.compare((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
             self._check_ns = monotonic_ns() + STATUS_NS
         return opened
@@ -589,7 +542,7 @@ def open_folder(
 
 
 def open_files(
-    reader: FileReader, files: Sequence[str], names: Sequence[str], like: Sequence[int], pages: Sequence[ListedPage]
+    reader: FileReader, files: Sequence[str], names: Sequence[str], like: Sequence[int], pages: ListedPages
 ) -> FolderImages:
     """Open files of a folder, of which ``like`` lists those with the assumed shapes and dtypes."""
     # Each file is expected to be like the file of its index in ``like``, and is compared when it is read. Errors name
@@ -643,7 +596,7 @@ def _listed_members(listing: pa.StructArray, sidecar: str) -> tuple[list[Member]
     shapes = numbers(sizes).reshape(-1, 5)
     names = columns["dtype"].dictionary_encode()
     dtypes = [schema.pixel_dtype(name, sidecar) for name in names.dictionary.to_pylist()]
-    shared: dict[Shape, Shape] = {}  # Equal shapes share a tuple, which saves memory.
+    shared: dict[Any, tuple[int, ...]] = {}  # Equal shapes share a tuple, which saves memory.
     members = map(
         Member,
         columns["file"].to_pylist(),
@@ -657,12 +610,7 @@ def _listed_members(listing: pa.StructArray, sidecar: str) -> tuple[list[Member]
 
 
 def write_members(
-    images: Iterable[Image],
-    columns: pa.Table,
-    path: Path,
-    format_name: str,
-    suffix: str,
-    write_one: Callable[[Path, Image], int | None],
+    images: Iterable[Image], columns: pa.Table, path: Path, format_name: str, suffix: str, write_one: WriteImage
 ) -> None:
     """Write images, then the sidecar; ``write_one(file, image)`` returns the offset of pixels stored plainly."""
     members, checksums = [], []

@@ -145,10 +145,7 @@ class TiffReader(FileReader):
         return find_image(tif, path, listed.series)
 
     def _take_own_image(self, tif: tifffile.TiffFile, path: Path) -> None:
-        """Reduce OME-XML of several files to the image of this file.
-
-        Raises `FormatError` if it needs other files, or was written here but has no OME-XML.
-        """
+        """Reduce OME-XML of several files to the image of this file; raise `FormatError` if it needs other files."""
         # This precedes `tif.series`: tifffile would open other files wherever they are, and read missing ones as zeros.
         root = _ome_xml.find_root(tif.pages.first.description)
         is_part = tif.is_ndtiff
@@ -207,16 +204,12 @@ class TiffReader(FileReader):
         return np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("="))
 
     def metadata(self, row: int) -> dict[str, Any]:
-        folder = self.folder
-        member = folder.members[row]
-        path, listed = folder.path_of(member.file), member.listed
+        member = self.folder.members[row]
+        path, listed = self.folder.path_of(member.file), member.listed
         with self._open(member.file) as tif:
             self._take_own_image(tif, path)
             xml = tif.ome_metadata
-        if not xml:
-            return schema.normalize_metadata(None, 0, "")
-        with folder.guard.reading(path):
-            return _ome_xml.parse(xml, str(path), listed.series or 0)
+            return _ome_xml.parse(xml, str(path), listed.series or 0) if xml else schema.normalize_metadata(None, 0, "")
 
 
 open_collection = partial(open_folder, "tiff", TiffReader)
