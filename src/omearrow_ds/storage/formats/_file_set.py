@@ -18,7 +18,7 @@ from omearrow_ds.storage.formats._urls import ObjectReader
 
 _METADATA_BYTES = 4096  # Usual limit of files of metadata.
 _MAX_FILE_BYTES = 2**24  # Limit for a file that is expected to be small.
-_MAX_RECENT = 64  # ObjectReader that stay open with their fetched headers.
+_MAX_RECENT = 64  # Objects that stay open with their fetched headers.
 _MAX_METADATA = 4096  # Files of metadata that are cached.
 
 
@@ -66,10 +66,7 @@ class FileSet:
 
 
 class ObjectFileSet(FileSet):
-    """ObjectReader on servers by URL; those used recently stay open.
-
-    ``versions`` are size and ETag of each known object, which each read compares.
-    """
+    """Objects on servers by URL; each read compares ``versions``, size and ETag, and those used recently stay open."""
 
     is_remote = True
     max_parallel_files = 10

@@ -140,11 +140,7 @@ class _ChunkWriter:
 def write_collection(
     images: Iterable[Image], columns: pa.Table, path: Path, compression: str, chunk_shape: tuple[int, int] | None = None
 ) -> None:
-    """Write images, tiled or in as few chunks as possible, and a sidecar file into the new folder ``path``.
-
-    ome-arrow finds an image by its id. If several images share one, as all images of CytoTable do, a number is added to
-    the id in ome-arrow's tables.
-    """
+    """Write images, tiled or in as few chunks as possible, and a sidecar file into the new folder ``path``."""
     rows: list[tuple[Any, ...]] = []
     listed, checksums, codec = [], [], None if compression == "none" else compression
     first: tuple[str, tuple[int, ...] | None] | None = None
@@ -153,7 +149,8 @@ def write_collection(
     with pq.ParquetWriter(path / _CHUNKS, chunks, **page_options(compression, chunks, ["pixel_bytes"])) as file:
         writer = _ChunkWriter(file)
         for image in images:
-            # ome-arrow finds chunks by the image's id, so it must be unique; our own id is kept in the sidecar.
+            # ome-arrow finds chunks by the image's id. If several share one, as all images of CytoTable do, a number is
+            # added; the sidecar has the id itself.
             image_id, numbers = image.image_id, itertools.count(len(rows))
             while image_id in known:
                 image_id = f"{image.image_id}-{next(numbers)}"
@@ -203,10 +200,7 @@ def _write_table(table: pa.Table, path: Path) -> None:
 
 
 class OMEArrowImages(Images):
-    """Images of an ome-arrow dataset, whose chunks a `ChunkTable` reads.
-
-    Raises `FormatError` if a table is missing, or an image is invalid.
-    """
+    """Images of an ome-arrow dataset, whose chunks a `ChunkTable` reads."""
 
     close = forwarded("_chunks.close")
 
