@@ -43,8 +43,7 @@ class CopyError(Exception):
 def copy_for_trial(dataset: Any, *functions: Any) -> Any:
     """Return a copy of a dataset that shares pixels, tables and open files, after checking all objects for workers.
 
-    Attributes of classes and modules are not copied. Raises `CopyError` if pickling fails, or if a generator is found
-    that the loader does not seed per batch.
+    Raises `CopyError` if pickling fails, or if a generator is found that the loader does not seed per batch.
     """
     file = io.BytesIO()
     pickler = _CopyPickler(file)
@@ -101,10 +100,8 @@ def _shared(value: Any) -> bool:
     """Whether a value is data, a part of an open collection, or meant to be shared."""
     if isinstance(value, torch.Tensor | np.ndarray):
         return bool(value.nbytes > _DATA_BYTES)
-    if isinstance(value, StoredSamples):
-        return False
-    if isinstance(value, Targets):
-        return value.listed
+    if isinstance(value, StoredSamples | Targets):
+        return isinstance(value, Targets) and value.listed
     return str(type(value).__module__).partition(".")[0] in _OF_PACKAGES
 
 
@@ -119,11 +116,10 @@ def measure_batch_cost(dataset: Any, batch_size: int, candidates: Any = None) ->
     try:
         _fetch(dataset, order[:1])  # Opens files and connections.
         size = batch_size if _fetch(dataset, order[:1])[0] * batch_size < _TRIAL_S else 1
-        batch_s, size_bytes = _best(dataset, order, size)
-        worker_s = batch_s
+        batch_s, size_bytes = worker_s, _ = _best(dataset, order, size)
         if threads > 1:
             torch.set_num_threads(1)
-            worker_s = _best(dataset, order, size)[0]
+            worker_s, _ = _best(dataset, order, size)
     except Exception as error:
         error.add_note("It was raised while measuring batches for num_workers='auto'; pass a number to skip this")
         raise

@@ -73,8 +73,7 @@ class OrderSpec(NamedTuple):
 class PartsSampler(DistributedSampler[Any]):
     """Sampler of one rank's share of a dataset whose collection is stored in parts.
 
-    It is a ``DistributedSampler`` so that frameworks do not divide its samples again. With ``drop_last``, samples that
-    do not divide evenly among ranks are dropped; otherwise the last samples are repeated. An iteration skips the first
+    It is a ``DistributedSampler`` so that frameworks do not divide its samples again. An iteration skips the first
     ``consumed`` samples of all ranks. ``local_seed`` is whether the seed may differ from that of other processes, and
     ``digest`` a fingerprint of the samples and their parts.
     """
@@ -191,26 +190,17 @@ class PartsSampler(DistributedSampler[Any]):
         random = self._random(node + 1)
         ends = np.searchsorted(stops, [first, first + length - 1], side="right")
         parts = int(ends[1] - ends[0]) + 1
-        if self.plan.grows:
+        if self.plan.grows:  # The first part is spread over two parts, the second over three, up to the window.
             bounds = np.clip(np.append(first, stops[ends[0] : ends[1] + 1]), first, first + length)
-            moved = self._growing(bounds, random)
+            sizes = np.diff(bounds)
+            ways = np.minimum(np.arange(2, len(sizes) + 2), self.plan.window) * sizes.mean()
+            moved = np.repeat(bounds[:-1], sizes) + random.random_sample(length) * np.repeat(ways, sizes)
         elif parts <= 2 * self.plan.window:
             return first + random.permutation(length)
         else:
             way = np.ceil(self.plan.window * length / parts)
             moved = (np.arange(length) + random.random_sample(length) * way) % length
         return first + np.argsort(moved, kind="stable")
-
-    def _growing(self, bounds: Array, random: np.random.RandomState) -> Array:
-        """Return the shifted positions of the samples of a stretch, whose parts begin and end at ``bounds``.
-
-        The first part is spread over two parts, the second over three, up to the window. So half of it comes first.
-        """
-        sizes = np.diff(bounds)
-        ways = np.minimum(np.arange(2, len(sizes) + 2), self.plan.window) * sizes.mean()
-        begins: Array = np.repeat(bounds[:-1], sizes)
-        moved: Array = begins + random.random_sample(len(begins)) * np.repeat(ways, sizes)
-        return moved
 
     def _random(self, *stream: int) -> np.random.RandomState:
         return np.random.RandomState([self.plan.seed, self.epoch % 2**32, *stream])
@@ -323,6 +313,5 @@ def describe_mixing(groups: Array, batch_size: int | None, group_name: str) -> s
     _, counts = np.unique(groups, return_counts=True)
     same = (batch_counts * (batch_counts - 1)).sum() / (batches.size * (size - 1))
     uniform = (counts * (counts - 1)).sum() / (len(groups) * (len(groups) - 1))
-    return (
-        f": two samples of a batch come from one {group_name} in {same:.2%} of cases ({uniform:.2%} in a full shuffle)"
-    )
+    cases = f"in {same:.2%} of cases ({uniform:.2%} in a full shuffle)"
+    return f": two samples of a batch come from one {group_name} {cases}"

@@ -34,7 +34,7 @@ from omearrow_ds.loader.samplers import (
     windowed_order,
 )
 from omearrow_ds.loader.worker_processes import START_METHOD, refuse_in_daemon, warn_of_fork, worker_context
-from omearrow_ds.options import check_integer
+from omearrow_ds.options import check_choice, check_integer, refuse_value
 from omearrow_ds.resources import available_cores
 from omearrow_ds.storage.formats._base import PartLayout
 
@@ -96,12 +96,10 @@ def _value(settings: Settings, name: str) -> Any:
 
 def _collate_fn(collate: Any, passed: Arguments, *, has_batches: bool) -> Setting:
     functions = {"pad": collate_padded, "list": collate_listed}
-    if collate not in functions:
-        allowed = f"one of {', '.join(map(repr, functions))}, or None"
-        raise ArgumentError(option="collate", value=collate, allowed=allowed)
+    check_choice("collate", collate, list(functions), ", or None")
     if "collate_fn" in passed or not has_batches:
         problem = "conflicts with collate_fn=" if "collate_fn" in passed else "batch_size=None creates no batches"
-        raise ArgumentError(problem, option="collate", value=collate, remedy="leave out one of them")
+        refuse_value("collate", collate, problem, "leave out one of them")
     return Setting(functions[collate], f"collate={collate!r}: samples may differ in height and width")
 
 
@@ -152,8 +150,7 @@ def _order(dataset: Any, batch_size: int | None, passed: Arguments, shuffle_fiel
         why = sampler.describe(batch_size)
     elif world_size == 1 or isinstance(dataset, IterableDataset):
         if shuffle and isinstance(dataset, StoredSamples) and not len(dataset):
-            remedy = "pass a dataset with samples, or leave it out"
-            raise ArgumentError(f"{dataset!r} is empty", option="shuffle", value=True, remedy=remedy)
+            refuse_value("shuffle", True, f"{dataset!r} is empty", "pass a dataset with samples, or leave it out")
         return _not_of_parts(dataset, passed)
     else:
         sampler = DistributedSampler(dataset, shuffle=shuffle, **_shared(passed))
@@ -186,18 +183,10 @@ def _given_sampler(passed: Arguments) -> Settings:
     return {"sampler": Setting(sampler, why)}
 
 
-def undivided(sampler: DistributedSampler[Any]) -> DistributedSampler[Any]:
-    if isinstance(sampler, PartsSampler):
-        return sampler.divided(Ranks())
-    samples = len(sampler.dataset)  # type: ignore[arg-type]  # Map-style, so it has a length.
-    return copy_with(sampler, rank=0, num_replicas=1, num_samples=samples, total_size=samples)
-
-
 class SharedBatches(BatchSampler):
     """Batch sampler of one rank that yields the batches of all ranks if another loader divides batches among ranks.
 
-    Accelerate creates such a loader with the ``batch_sampler`` of the loader that it prepares. If ``of_rank`` is true,
-    and in a loader that only skips the first batches, the batches are those of one rank.
+    Accelerate creates such a loader. The batches are those of one rank with ``of_rank``, or if it only skips some.
     """
 
     of_rank = False
@@ -220,8 +209,13 @@ class SharedBatches(BatchSampler):
         sampler.set_epoch(epoch)
 
     def _batches(self) -> BatchSampler:
-        own = self.of_rank or _is_only_skipped(sys._getframe(2))  # noqa: SLF001  # CPython only, see `asked_for_whole`.
-        sampler: Any = self.sampler if own else undivided(self.sampler)  # type: ignore[arg-type]
+        sampler: Any = self.sampler
+        if not (self.of_rank or _is_only_skipped(sys._getframe(2))):  # noqa: SLF001  # CPython only.
+            if isinstance(sampler, PartsSampler):
+                sampler = sampler.divided(Ranks())
+            else:
+                samples = len(sampler.dataset)
+                sampler = copy_with(sampler, rank=0, num_replicas=1, num_samples=samples, total_size=samples)
         return BatchSampler(sampler, self.batch_size, self.drop_last)
 
 
@@ -349,7 +343,7 @@ def _workers(dataset: Any, batch_size: int | None, num_workers: Any, passed: Arg
     number = check_integer("num_workers", num_workers, 0, "'auto', or a number of processes from 0")
     if number and device is not None:
         problem = f"the pixels are on {device}, and each worker process would copy them"
-        raise ArgumentError(problem, option="num_workers", value=num_workers, remedy="leave it out, or pass 0")
+        refuse_value("num_workers", num_workers, problem, "leave it out, or pass 0")
     if number:
         refuse_in_daemon(number)
     return Setting(number, _GIVEN)
