@@ -58,11 +58,7 @@ class _Commands(click.Group):
 
 
 def _fill_closed_streams() -> None:
-    """Replace closed standard streams by the null device.
-
-    Otherwise, the next opened file would get the number of the stream. If that is an output file, messages of libraries
-    to the stream would be written into it.
-    """
+    """Replace closed standard streams by the null device, so that no opened file gets the number of a stream."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(number)

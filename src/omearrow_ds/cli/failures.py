@@ -26,7 +26,7 @@ import click
 from omearrow_ds import text
 from omearrow_ds.errors import OMEArrowDSError, show_keyword
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SAME_STOP_S = 2.0
 _AGAIN_S = 0.05
 _MOST_PUT_OFF = 200  # At most 200 times, which takes ten seconds.
@@ -44,10 +44,7 @@ class Failure(click.ClickException):
 
 @contextmanager
 def in_one_line() -> Iterator[None]:
-    """Turn errors and stops of a command into a line and an exit code, and warnings into lines.
-
-    Unexpected errors, which are bugs, keep their traceback.
-    """
+    """Turn expected errors and stops of a command into a line and an exit code, and warnings into lines."""
     with Stops() as stops, warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
@@ -72,10 +69,7 @@ def _show_warning(message: Warning | str, *_location: Any, **_source: Any) -> No
 
 @contextmanager
 def naming(**flags: str) -> Iterator[None]:
-    """Turn expected errors into failures of one line each, with flags instead of arguments of the library.
-
-    Flags of the running command are always used; ``flags`` are those that have another name than their argument.
-    """
+    """Turn expected errors into failures of one line each, with flags of the command, and ``flags`` of other names."""
     try:
         yield
     except OMEArrowDSError as error:
@@ -93,12 +87,9 @@ def naming(**flags: str) -> Iterator[None]:
 
 
 def _text_of(error: BaseException, flags: Mapping[str, str] | None = None) -> str:
-    """Return the message of an error with command-line flags instead of arguments.
-
-    The message of an error from a worker process is a traceback; then the result is its last line with the error.
-    """
+    """Return the message of an error with command-line flags instead of arguments."""
     message = str(error)
-    if "Traceback" in message:
+    if "Traceback" in message:  # From a worker process; the last line with the error counts.
         lines = [line.strip() for line in message.splitlines() if line.strip()]
         kind = type(error).__name__
         known = [line for line in lines if line.partition(": ")[0].rpartition(".")[2] == kind]
@@ -204,10 +195,7 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 @contextmanager
 def calling(function: str, *, show_traceback: bool = False) -> Iterator[None]:
-    """Show errors of a user function in one line, preceded by a traceback if ``show_traceback`` is true.
-
-    Errors of this package pass unchanged, as they are already clear, and all errors if ``function`` is empty.
-    """
+    """Show errors of a user function in one line, or with a traceback; those of this package are already clear."""
     try:
         yield
     except Exception as error:

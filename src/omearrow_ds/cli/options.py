@@ -39,10 +39,7 @@ Printed = tuple[Mapping[str, Any], Sequence[str]]  # Values for ``--json``, and 
 
 
 def json_option(command: Callable[..., Printed]) -> Command:
-    """Add ``--json`` to a command, and print its lines of text, or its values as one JSON document in ASCII.
-
-    The values of commands that open images include the filter.
-    """
+    """Add ``--json`` to a command, and print its lines of text, or its values and filter as one JSON document."""
 
     @functools.wraps(command)
     def printed(*, as_json: bool, **options: Any) -> None:
@@ -154,10 +151,7 @@ def _flag(declared: Field[Any]) -> Decorator:
 
 
 def storage_options(prefix: str = "", owner: str | None = None) -> Decorator:
-    """Add the options of an object store, such as ``--PREFIXendpoint``.
-
-    The command receives them as one `Storage` in ``PREFIXstorage``, or None if none is set.
-    """
+    """Add the options of an object store, which the command receives as one `Storage` in ``PREFIXstorage``, or None."""
     start, owner = prefix.replace("-", "_"), owner or f"the {prefix.rstrip('-') or 'source'}"
     default = "the endpoint of an s3:// source, or AWS" if prefix else "AWS_ENDPOINT_URL, or AWS"
 

@@ -45,10 +45,7 @@ _HOW = "write local:8 for local processes, dask:tcp://HOST:PORT or dask:SCHEDULE
 def writing(
     sources: Mapping[str, Path], dst: Path, *, src_format: str | None, executor: str | None, **options: Any
 ) -> Iterator[tuple[CollectionSource, dict[str, Any], Callable[..., Printed]]]:
-    """Open the first of ``sources``, and yield it, the keywords of the library function, and a function that reports.
-
-    ``sources`` are the paths that are read, by argument name. Only with a table of objects, there are two of them.
-    """
+    """Open the first of ``sources``, and yield it, the keywords of the library function, and a function to report."""
     start_s, (src, *objects) = time.perf_counter(), sources.values()
     opening = cast(OpenOptions, {name: options.pop(name) for name in OpenOptions.__annotations__ if name in options})
     storage = target_storage(src, dst, opening.get("storage"), options["target_storage"])
@@ -65,10 +62,7 @@ def writing(
     return_memory()
 
     def report(noun: str, more: Sequence[str] = (), **details: Any) -> Printed:
-        """Return the result, with ``more`` lines, or ``details`` in JSON, if the collection is complete.
-
-        ``noun`` is that of an image, and of its sources if it has them, such as ``"crop of 2 fields"``.
-        """
+        """Return the result in JSON and lines; ``noun`` is that of an image, such as ``"crop of 2 fields"``."""
         elapsed_s = time.perf_counter() - start_s
         if settings.task is not None:
             return describe_share(dst, settings.task, storage, elapsed_s)
@@ -88,14 +82,12 @@ def target_storage(src: Path, dst: Path, storage: Storage | None, target: Storag
         return replace(storage, anonymous=False) if is_within_s3 and storage and target is None else target
     if storage is not None and isinstance(dst, Url) and (src.is_dir() or not listed.lists_files(src)):
         options = " ".join(text.as_flags({"storage": storage}))
-        raise failures.Failure(
-            f"{options}: only valid for a source URL; use --target-endpoint and similar options for {dst}"
-        )
+        remedy = f"use --target-endpoint and similar options for {dst}"
+        raise failures.Failure(f"{options}: only valid for a source URL; {remedy}")
     return target
 
 
 def in_words(written: Description, noun: str = "image") -> str:
-    """Describe the written collection in words: number of images, size and format."""
     size = f"{text.size(written.sizes.disk_bytes)} ({text.size(written.sizes.decoded_bytes)} decoded)"
     image, *origin = noun.partition(" of ")
     return f"{text.count(written.images, image)}{''.join(origin)}, {size}, {written.format_label}"
@@ -108,9 +100,8 @@ def executor_of(executor_name: str | None) -> Iterator[Executor | None]:
     if executor_name is None:
         yield None
     elif kind == "local" and which.isdecimal() and int(which):
-        with ProcessPoolExecutor(
-            int(which), mp_context=multiprocessing.get_context("spawn"), initializer=_begin_worker
-        ) as pool:
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(int(which), spawn, _begin_worker) as pool:
             yield pool
     elif kind == "dask" and which:
         yield from _of_dask(which)
@@ -123,9 +114,8 @@ def _of_dask(which: str) -> Iterator[Executor]:
         from distributed import Client  # noqa: PLC0415  # The import takes 1 s, and Dask is optional.
         from distributed.comm.addressing import resolve_address  # noqa: PLC0415
     except ImportError as error:
-        raise failures.Failure(
-            f"--executor dask:{which}: Dask is not installed; run pip install 'omearrow-ds[dask]'"
-        ) from error
+        problem = "Dask is not installed; run pip install 'omearrow-ds[dask]'"
+        raise failures.Failure(f"--executor dask:{which}: {problem}") from error
     try:
         address = which if "://" in which else _address_in(Path(which))
         resolve_address(address)  # A client takes a minute to reject an invalid address.
@@ -164,14 +154,14 @@ def _begin_worker() -> None:
 
 def describe_share(dst: Path, task: tuple[int, int], storage: Storage | None, elapsed_s: float) -> Printed:
     """Return the progress of a collection in parts after one task wrote its share."""
-    target = source.parts_target(dst, storage)
+    target, (number, num_tasks) = source.parts_target(dst, storage), task
     total = (target.plan or {"parts": 0})["parts"]
     num_ready = total if target.is_published else len(target.finished_parts())
-    counts = {"share": "{}/{}".format(*task), "made": num_ready, "parts": total, "seconds": elapsed_s}
+    counts = {"share": f"{number}/{num_tasks}", "made": num_ready, "parts": total, "seconds": elapsed_s}
     words = ["omearrow-ds", "publish", str(dst), *text.as_flags({"storage": storage})]
     rest = f"publish it: {shlex.join(words)}" if num_ready == total else "publish it after all parts are written"
     progress = f"{num_ready:,} of {text.count(total, 'part')} {'is' if total == 1 else 'are'} written"
-    share = f"{click.format_filename(dst)}: {'task {} of {}'.format(*task)} in {text.duration(elapsed_s)}"
+    share = f"{click.format_filename(dst)}: task {number} of {num_tasks} in {text.duration(elapsed_s)}"
     return {"path": str(dst.absolute()), **counts}, [f"{share}; {progress}; {rest}"]
 
 
@@ -228,10 +218,9 @@ def cache(folder: Path | None, *, limit: int | None, clear: bool) -> Printed:
     removed_bytes = max(0, before_bytes - num_bytes)
     used, removed = text.size(used_bytes), f"{text.size(removed_bytes)} removed"
     if limit is not None and num_bytes > limit:
-        raise failures.Failure(
-            f"{part_cache.folder}: {text.size(num_bytes)} exceed --limit {text.size(limit)}, because running processes "
-            f"use {used} ({removed}); run the command again after they end"
-        )
+        problem = f"{text.size(num_bytes)} exceed --limit {text.size(limit)}, because running processes use {used}"
+        remedy = "run the command again after they end"
+        raise failures.Failure(f"{part_cache.folder}: {problem} ({removed}); {remedy}")
     values, rows = [], []
     for part in parts:
         used_at = datetime.fromtimestamp(part.used_s, UTC).isoformat(timespec="seconds")
