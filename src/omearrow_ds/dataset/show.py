@@ -18,7 +18,7 @@ import numpy as np
 from omearrow_ds.axes import AXES
 from omearrow_ds.dataset.split import checked_seed
 from omearrow_ds.errors import ArgumentError, BackendError
-from omearrow_ds.options import SampleSettings, check_integer, refuse_unknown
+from omearrow_ds.options import SampleSettings, check_integer, refuse_unknown, refuse_value
 from omearrow_ds.storage.collection_source import CollectionSource
 from omearrow_ds.storage.formats._columns import unknown_column
 from omearrow_ds.storage.formats._folder import natural_key
@@ -175,7 +175,7 @@ def show(
     target = None if out is None else Path(out).absolute()
     if target is not None:
         if target.suffix.lower() != ".png":
-            raise ArgumentError(option="out", value=out, allowed="a path that ends in .png")
+            refuse_value("out", out, allowed="a path that ends in .png")
         check_target(target, overwrite=overwrite, is_file=True)
     refuse_unknown(options, {*OpenOptions.__annotations__, *SampleSettings.__dataclass_fields__} - {"chosen"}, show)
     samples: dict[str, Any] = {"crop_size": crop_size, **options}
@@ -197,9 +197,9 @@ def show(
             for name in samples:
                 raise ArgumentError("applies only to paths", option=name, remedy="pass it to the dataset instead")
             if format is not None:
-                raise ArgumentError("applies only to paths", option="format", value=format, remedy="leave it out")
+                refuse_value("format", format, "applies only to paths", "leave it out")
             if not hasattr(images, "_preview"):
-                raise ArgumentError(option="images", value=images, allowed="a path, an open source or a dataset")
+                refuse_value("images", images, allowed="a path, an open source or a dataset")
         grid = _shown(previewed._preview(), number, by, random, channels)
     if target is not None:
         publish(target, lambda path: path.write_bytes(grid.png), overwrite=overwrite)
@@ -216,7 +216,7 @@ def _shown(pictures: Pictures, sample: int, by: str | None, random: Any, channel
     broken = [item for item in thumbnails if item.problem is not None]
     if len(broken) == len(thumbnails) and channels is not None:
         problem = f"{thumbnails[0].image_id} {thumbnails[0].problem}"
-        raise ArgumentError(problem, path=pictures.path, option="channels", value=list(channels))
+        refuse_value("channels", list(channels), problem, path=pictures.path)
     for item in broken[:_WARNED]:
         more = f" ({len(broken):,} such images)" if len(broken) > 1 else ""
         warnings.warn(f"{item.image_id}: {item.problem}{more}", UserWarning, stacklevel=3)
@@ -292,10 +292,7 @@ def _draw(
     channels: Sequence[Mapping[str, Any]],
     rows: Sequence[tuple[str, Sequence[tuple[str, Array | str]]]],
 ) -> Array:
-    """Return a picture (y, x, 3), uint8, with lines of text, a legend of channels, and labeled rows of tiles.
-
-    A tile has a label, and a picture (y, x, 3), uint8, or an error message. Pillow draws it because of its text.
-    """
+    """Return a picture (y, x, 3), uint8, with lines of text, a legend of channels, and labeled rows of tiles."""
     from PIL import Image, ImageDraw, ImageFont  # noqa: PLC0415  # Optional.
 
     font = ImageFont.load_default(_FONT)
@@ -350,9 +347,8 @@ def _legend(
 
 def _fitted(text: str, font: FreeTypeFont | ImageFont, width: int) -> str:
     """Return a text that fits one line of ``width`` pixels, truncated with dots if needed."""
-    text = "".join(letter if letter.isprintable() else "?" for letter in text[:_LABEL])
-    if font.getlength(text) <= width:
-        return text
-    while text and font.getlength(f"{text}...") > width:
+    fitted = text = "".join(letter if letter.isprintable() else "?" for letter in text[:_LABEL])
+    while text and font.getlength(fitted) > width:
         text = text[:-1]
-    return f"{text}..."
+        fitted = f"{text}..."
+    return fitted

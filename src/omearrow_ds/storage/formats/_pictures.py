@@ -246,16 +246,13 @@ def _legend(thumbnails: Sequence[Thumbnail]) -> str:
     distinct = {tuple(thumbnail.names) for thumbnail in thumbnails if thumbnail.problem is None}
     if len(distinct) != 1:
         return "not the same in all images" if distinct else ""
-    return "&ensp;".join(_channels(distinct.pop()))
-
-
-def _channels(names: Names) -> list[str]:
+    (names,) = distinct
     labels = [_text(number if name is None else name, _MOST_LETTERS) for number, name in enumerate(names[:_MOST_NAMES])]
     labels += ["..."] if len(names) > _MOST_NAMES else []
     square = "display:inline-block;width:.7em;height:.7em;border:1px solid gray;background"
     rgb_values = [",".join(str(255 * part) for part in colour) for colour in colours(names[:MOST_CHANNELS])]
     swatches = [f'<span style="{square}:rgb({colour})"></span> ' for colour in rgb_values]
-    return [swatch + name for swatch, name in zip_longest(swatches, labels, fillvalue="")]
+    return "&ensp;".join(swatch + name for swatch, name in zip_longest(swatches, labels, fillvalue=""))
 
 
 def _figure(thumbnail: Thumbnail) -> str:
@@ -284,10 +281,8 @@ def _columns(pictures: Pictures) -> str:
         columns.append([field.name, str(field.type), *(_value(column, row) for row in range(len(ids)))])
     names, types, *rows = ([_text(cell, _MOST_LETTERS) for cell in row] for row in zip(*columns, strict=True))
     head = "".join(f"<th {_CELL}>{name}</th>" for name in names)
-    lines = [
-        "".join(f"<td {_CELL}>{cell}</td>" for cell in row) for row in ([f"<em>{kind}</em>" for kind in types], *rows)
-    ]
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    cells = ([f"<em>{kind}</em>" for kind in types], *rows)
+    body = "".join(f"<tr>{''.join(f'<td {_CELL}>{cell}</td>' for cell in row)}</tr>" for row in cells)
     table = f'<div style="overflow-x:auto"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
     others = fields[_COLUMNS : _COLUMNS + _MOST_NAMES]
     if not others:
