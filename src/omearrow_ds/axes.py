@@ -18,15 +18,11 @@ Pick = int | slice | Sequence[int]
 
 
 def to_tczyx(image: Array, axes: str | None, subject: str) -> Array:
-    """Return ``image`` with axes ``axes`` as a view or copy with axes (T, C, Z, Y, X); ``subject`` names it in errors.
-
-    ``None`` accepts 2-D as ``"YX"`` and 5-D as ``"TCZYX"``.
-    """
+    """Return ``image`` with axes ``axes`` as a view or copy (T, C, Z, Y, X); ``subject`` names it in errors."""
+    axes = {2: "YX", 5: AXES}.get(image.ndim) if axes is None else axes
     if axes is None:
-        axes = {2: "YX", 5: AXES}.get(image.ndim)
-        if axes is None:
-            problem = f"{subject}: the axes of a {image.ndim}-D image are unknown"
-            raise ImageError(f"{problem}; pass axes=, e.g. axes='CYX'")
+        problem = f"{subject}: the axes of a {image.ndim}-D image are unknown"
+        raise ImageError(f"{problem}; pass axes=, e.g. axes='CYX'")
     check_axes(axes)
     if image.ndim != len(axes):
         problem = f"{subject}: shape {image.shape} has {image.ndim} axes but axes={axes!r} has {len(axes)}"
@@ -57,11 +53,7 @@ def checked_size(crop_size: Any) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Cut:
-    """Transform from images of one shape to samples: slices, then picks, then a reshape and a transpose.
-
-    ``shape`` is the shape of a sample. ``slices`` and ``picks`` apply to the last five axes, so that a cut works on one
-    image (T, C, Z, Y, X) and on a stack of images (N, T, C, Z, Y, X).
-    """
+    """Transform from images or stacks (..., T, C, Z, Y, X) of one shape to samples of ``shape``."""
 
     slices: tuple[slice, ...]
     picks: tuple[tuple[int, Array], ...]

@@ -1,8 +1,4 @@
-"""Options of opening, sampling and writing, each declared once.
-
-Checks, command-line flags, ``--help`` and the reference page are generated from these records. A test compares them
-with the signatures of the public functions.
-"""
+"""Options of opening, sampling and writing, from which checks, flags, ``--help`` and the reference page are made."""
 
 from __future__ import annotations
 
@@ -88,17 +84,15 @@ def check_integer(name: str, value: Any, minimum: int, allowed: str | None = Non
     return number
 
 
-def check_choice(name: str, value: Any, choices: Sequence[Any], also: str = "") -> None:
+def check_choice(name: str, value: Any, choices: Sequence[Any], also: str) -> None:
     """Raise `ArgumentError` if a value is not one of the choices."""
     if value not in choices:
         raise ArgumentError(option=name, value=value, allowed=f"one of {', '.join(map(repr, choices))}{also}")
 
 
 def check_names(name: str, value: Any, allowed: str, count: int | None = None, **fields: Any) -> list[str]:
-    """Return one name or a sequence of distinct names as a list, or raise `ArgumentError` with ``fields``.
-
-    With ``count``, that number of names is required. Sets are refused, because their order differs between processes.
-    """
+    """Return one name or a sequence of ``count`` distinct names as a list, or raise `ArgumentError` with ``fields``."""
+    # Sets are refused, because their order differs between processes.
     names = [value] if isinstance(value, str) else list(value) if isinstance(value, Sequence) else []
     are_strings = bool(names) and all(isinstance(item, str) for item in names)
     if not are_strings or len(set(names)) < len(names) or count not in (None, len(names)):
@@ -133,10 +127,7 @@ class OptionRecord:
 
 
 def refuse_unknown(passed: Iterable[str], known: Iterable[str], owner: str | Callable[..., Any]) -> None:
-    """Raise `ArgumentError` if a keyword of ``**options`` is unknown; the message names its ``owner``.
-
-    If the owner is a function, the message suggests its other parameters too.
-    """
+    """Raise `ArgumentError` if a keyword is unknown; the message names its ``owner``, and suggests its parameters."""
     keywords = set(known)
     for name in passed:
         if name not in keywords:
@@ -273,9 +264,7 @@ class SampleSettings(OptionRecord):
         "names or auto",
         metavar="Y0,Y1,X0,X1",
     )
-    crop: Literal["center", "random", "grid"] | None = option(
-        None, "Position of crops if there are no objects.", flag=None
-    )
+    crop: Literal["center", "random", "grid"] | None = keyword(None, "Position of crops if there are no objects.")
     overlap: int | tuple[int, int] | None = keyword(None, "Pixels that neighboring tiles share.")
     pad: Literal["constant", "edge", "reflect", "shift", "drop"] | None = option(
         None, "Fill of crops beyond the edge of the field.  [default: constant]"

@@ -23,19 +23,15 @@ ROOT = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
 # By version: files of limits, file of usage, and field of the page cache in it, which the system can reclaim.
 _FILES = {
-    1: (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
-    2: (("memory.max", "memory.high"), "memory.current", "inactive_file"),
+    1: (("memory.limit_in_bytes",), "memory.usage_in_bytes", b"total_inactive_file"),
+    2: (("memory.max", "memory.high"), "memory.current", b"inactive_file"),
 }
 _LIMITS = ((resource.RLIMIT_AS, 0), (resource.RLIMIT_DATA, 5))  # With the field of statm that counts toward the limit.
 _BLOCK_BYTES = 512  # Unit of st_blocks on all file systems.
 
 
 def space_on_disk(path: Path, files: Iterable[Path]) -> tuple[int, int]:
-    """Return the total size of files in bytes, and the bytes that the disk allocates for the files and their folders.
-
-    Only folders at or below ``path`` count. Files are allocated in whole blocks, so that small files may take several
-    times their size.
-    """
+    """Return the size of files in bytes, and the bytes that the disk allocates for them and their folders."""
     size_bytes, blocks, folders = 0, 0, set[Path]()
     for file in files:
         status = file.stat()
@@ -91,11 +87,7 @@ def pixel_count(shape: Sequence[int]) -> int:
 
 
 def available_bytes() -> int:
-    """Return the bytes that this process can allocate without swapping, an allocation error or being killed.
-
-    The minimum of the available memory of the machine, the rest of each control group of this process (``memory.max``
-    and ``memory.high``, without page cache), and its own limits (``ulimit -v``, ``ulimit -d``).
-    """
+    """Return the bytes that this process can allocate: the least of machine, control groups and its own limits."""
     machine = psutil.virtual_memory()
     return max(0, min([int(machine.available), *_left_by_groups(int(machine.total)), *_left_by_limits()]))
 
@@ -131,7 +123,9 @@ def _left_by_groups(total_bytes: int) -> list[int]:
         limit = min((limit for file in limit_files for limit in numbers(folder / file)), default=total_bytes)
         usage = numbers(folder / usage_file) if limit < total_bytes else ()
         if usage:
-            left.append(limit - usage[0] + number_named(folder / "memory.stat", cached))
+            lines = (line.split() for line in _read(folder / "memory.stat").splitlines())
+            cached_bytes = next((int(words[1]) for words in lines if words[:1] == [cached]), 0)
+            left.append(limit - usage[0] + cached_bytes)
     return left
 
 
@@ -143,11 +137,7 @@ def _left_by_limits() -> list[int]:
 
 
 def available_cores() -> int:
-    """Return the number of cores that this process can use, at least 1.
-
-    The minimum of its affinity and the quotas of its control groups (a container or batch job), divided by the number
-    of ranks that ``torchrun`` started on this host (``LOCAL_WORLD_SIZE``).
-    """
+    """Return the number of cores by affinity and control groups, divided among the ranks on this host, at least 1."""
     cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     cores = min([cores, *_quotas()])
@@ -167,10 +157,7 @@ def _quotas() -> list[float]:
 
 @functools.lru_cache
 def _control_groups(own: bytes, controller: str, root: Path) -> dict[Path, int]:
-    """Return the control groups of this process for a controller, as a dict from folders to versions, root last.
-
-    ``own`` is the content of ``/proc/self/cgroup``.
-    """
+    """Return the control groups in ``/proc/self/cgroup`` for a controller, from folders to versions, root last."""
     groups: dict[Path, int] = {}
     for line in own.decode(errors="replace").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -186,12 +173,6 @@ def numbers(file: Path) -> tuple[int, ...]:
     """Return the numbers in a file; an empty tuple if it is missing or contains ``max``."""
     words = _read(file).split()
     return tuple(map(int, words)) if all(map(bytes.isdigit, words)) else ()
-
-
-def number_named(file: Path, name: str) -> int:
-    """Return the number after ``name`` in a file with one name and number per line, or 0 if it is missing."""
-    lines = (line.split() for line in _read(file).splitlines())
-    return next((int(words[1]) for words in lines if words[:1] == [name.encode()]), 0)
 
 
 def _read(file: Path) -> bytes:

@@ -68,9 +68,8 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     num_columns, first = max(map(len, rows)), max(len(name) for name, *_ in rows)
     columns = zip(*(row for row in rows if len(row) == num_columns), strict=True)
     _, *widths = [max(map(len, cells)) for cells in columns]
-    return [
-        "  ".join([name.ljust(first), *map(str.rjust, numbers, widths), last]).rstrip() for name, *numbers, last in rows
-    ]
+    lines = ([name.ljust(first), *map(str.rjust, numbers, widths), last] for name, *numbers, last in rows)
+    return ["  ".join(cells).rstrip() for cells in lines]
 
 
 class PythonName(str):
