@@ -26,7 +26,7 @@ import pytest
 from omearrow_ds.codec import schema
 from omearrow_ds.dataset.dataset import OMEArrowDatasetNumpy
 from omearrow_ds.errors import AxesError, ImageError, ImageIndexError, PathExistsError
-from omearrow_ds.storage.formats import formats
+from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.protocol import ImageSource
 from omearrow_ds.storage.source import Array, Encoding, convert, open_images, write_images
 
@@ -86,9 +86,8 @@ def table_columns() -> pa.Table:
 def image_of(shape: Sequence[int], dtype: Any = "uint16", number: int = 0) -> Array:
     """Return an image whose pixel values depend on position and image number, within the range of the dtype."""
     values = (np.arange(math.prod(shape), dtype=np.uint64) * 40503 + 7919 * number + 1) % 2**31
-    dtype = np.dtype(dtype)
-    pixels = values.astype(dtype) / dtype.type(3) if dtype.kind == "f" else values.astype(dtype)
-    return pixels.astype(dtype).reshape(shape)
+    pixels = values.astype(dtype).reshape(shape)
+    return pixels / pixels.dtype.type(3) if pixels.dtype.kind == "f" else pixels
 
 
 def images_of(kinds: Sequence[tuple[Sequence[int], Any]]) -> list[Array]:
@@ -138,7 +137,7 @@ class FormatConformance:
     def store(self, storage_info: Stored, tmp_path: Path) -> Store:
         """Return a function that writes images with keywords of `write_images` and returns the path."""
         name, encoding = storage_info
-        (fmt,) = (fmt for fmt in formats() if fmt.name == name)
+        fmt = get_format(name)
 
         def write(images: Iterable[Array], stem: str = "images", **keywords: Any) -> Path:
             path = tmp_path / f"{stem}{fmt.suffix}"
