@@ -59,10 +59,9 @@ def check_room(path: object, device: torch.device, needed_bytes: int, max_bytes:
     if limit > free:
         limit, limit_name = free, "the free device memory, which is less than max_bytes"
     if needed_bytes > limit:
-        raise MemoryLimitError(
-            f"{path}: preloading on {device} needs {needed_bytes:,} bytes but the limit is {limit:,} ({limit_name}); "
-            f"raise max_bytes, or preload on the CPU: preload=True, and device='cuda' for the loader"
-        )
+        problem = f"preloading on {device} needs {needed_bytes:,} bytes but the limit is {limit:,} ({limit_name})"
+        remedy = "raise max_bytes, or preload on the CPU: preload=True, and device='cuda' for the loader"
+        raise MemoryLimitError(f"{path}: {problem}; {remedy}")
 
 
 class DeviceIndices(list[int]):

@@ -149,9 +149,8 @@ def _measured_factors(source: Images, stats: Stats, options: dict[str, Any], nor
     table = stats.table
     for name in set(stats.by) & set(header.columns.names):  # A CSV file has only strings.
         with suppress(pa.ArrowException):  # Reported later as a missing group.
-            table = table.set_column(
-                table.column_names.index(name), name, table[name].cast(header.columns.schema.field(name).type)
-            )
+            cast = table[name].cast(header.columns.schema.field(name).type)
+            table = table.set_column(table.column_names.index(name), name, cast)
     rows = table.to_pylist()
     size_c = int(header.shapes[0, 1]) if len(source) else 0
     named = channel_names(source, range(len(source)))
@@ -174,9 +173,8 @@ def _measured_factors(source: Images, stats: Stats, options: dict[str, Any], nor
             problem = f"{subject} has statistics of {list(measured)}, but not of channel {absent!r} of {header.path}"
             raise ArgumentError(problem, option="normalize", remedy="run omearrow-ds stats on these images")
         try:
-            first, second = (
-                np.array([measured[channel][str(name)] for channel in channels], np.float64) for name in measures
-            )
+            values = [[measured[channel][str(name)] for channel in channels] for name in measures]
+            first, second = np.array(values, np.float64)
         except (TypeError, ValueError) as error:
             problem = f"invalid table of statistics: {error}; write it with omearrow-ds stats"
             raise FormatError(f"{subject}: {problem}") from None
