@@ -38,25 +38,18 @@ _ASKED_BYTES = 2**28  # A query of the free memory takes longer than a small ima
 
 
 def new_image(shape: Sequence[int], dtype: np.dtype[Any], subject: object, *, zeros: bool = False) -> Array:
-    """Return a new array for an image, uninitialized or filled with zeros."""
     size_bytes = math.prod(shape) * dtype.itemsize
     left_bytes = available_bytes() if size_bytes > _ASKED_BYTES else size_bytes
     if size_bytes > left_bytes:
-        msg = (
-            f"{subject}: an image of shape {tuple(shape)} {dtype} needs {size_bytes:,} bytes but only {left_bytes:,} "
-            f"are available; restore the file if the shape is wrong, or use a machine with more memory"
-        )
-        raise MemoryLimitError(msg)
+        problem = f"an image of shape {tuple(shape)} {dtype} needs {size_bytes:,} bytes but {left_bytes:,} are free"
+        remedy = "restore the file if the shape is wrong, or use a machine with more memory"
+        raise MemoryLimitError(f"{subject}: {problem}; {remedy}")
     return np.zeros(shape, dtype) if zeros else np.empty(shape, dtype)
 
 
 @dataclass(frozen=True)
 class Expected:
-    """Images to decode: their table indices, shapes (n, 5) and dtypes.
-
-    A dtype keeps the byte order of the table, and applies to chunks without a dtype. ``odd_order`` marks images whose
-    chunks are flattened in another order than ZYX.
-    """
+    """Images to decode: table indices, shapes (n, 5), dtypes in the byte order of the table, and odd chunk orders."""
 
     path: str
     indices: Array
@@ -71,8 +64,7 @@ class Expected:
 class ImageBlock:
     """Images of one Arrow array, each of which is decoded when its row is accessed.
 
-    ``chunks`` is a list array of chunk structs, one row per image. ``planes`` returns that of planes, for rows without
-    chunks. With ``placed``, from `placed_chunks`, the structs need only the pixel leaf.
+    ``planes`` returns the planes of rows without chunks. With ``placed``, the structs need only the pixel leaf.
     """
 
     def __init__(
@@ -106,9 +98,7 @@ class ImageBlock:
             if pieces.starts[row] == pieces.stops[row]:
                 raise DecodeError(f"{self._expected.where(row)}: neither chunks nor planes are stored; remove the row")
         elif self._odd_order[row]:
-            raise DecodeError(
-                f"{self._expected.where(row)}: expected chunk_order 'ZYX'; write the image again with this order"
-            )
+            raise DecodeError(f"{self._expected.where(row)}: expected chunk_order 'ZYX'; write the image again")
         elif self._pixels_alone:
             problem = f"pixels are null, or fewer than the {self._counts[row]:,} pixels of the image shape"
             raise DecodeError(f"{self._expected.where(row)}: {problem}; the file is damaged, restore it")
@@ -138,8 +128,7 @@ class ImageBlock:
 def placed_chunks(chunks: pa.Array, expected: Expected, codec: str | None = None) -> Array:
     """Return one bool per row: whether its chunks are uncompressed, equal in size, and form the image in TCZYX order.
 
-    With a ``codec``, chunks must be compressed by that codec instead. ``chunks`` needs only the small fields of the
-    chunk structs, so that a table can be checked without its pixels.
+    With a ``codec``, they must be compressed by it. ``chunks`` needs only the small fields of the chunk structs.
     """
     return _Pieces(chunks, "chunks", expected).placed(codec)
 
@@ -155,8 +144,7 @@ def codec_of_chunks(chunks: pa.Array) -> str | None:
 class _Pieces:
     """Flattened chunks or planes of all rows: their positions in the images, and their pixels in flat buffers.
 
-    Row ``i`` owns the pieces ``starts[i]`` to ``stops[i]``. ``name`` is ``"chunks"``, or ``"planes"``, which cover Y
-    and X completely.
+    Row ``i`` owns the pieces ``starts[i]`` to ``stops[i]``. Planes cover Y and X completely.
     """
 
     def __init__(self, lists: pa.Array, name: str, expected: Expected) -> None:
@@ -165,9 +153,7 @@ class _Pieces:
         if pa.types.is_null(structs.type):  # Inferred type of lists that are all empty.
             structs = pa.nulls(len(structs), pa.struct([]))
         if not pa.types.is_struct(structs.type):
-            raise DecodeError(
-                f"{self._where} have the type {lists.type}, expected lists of structs; correct the column"
-            )
+            raise DecodeError(f"{self._where} have the type {lists.type}, expected lists of structs; correct them")
         self._structs = structs
         self._names = {field.name for field in structs.type}
         if len(self._names) < structs.type.num_fields:
@@ -189,19 +175,16 @@ class _Pieces:
         leaf = self._bytes or self._values
         if leaf is None:
             names = ", ".join(sorted(self._names)) or "no field"
-            raise DecodeError(
-                f"{self._where} have the fields {names}, expected pixel_bytes or pixels; correct the column"
-            )
+            raise DecodeError(f"{self._where} have the fields {names}, expected pixel_bytes or pixels; correct them")
         return leaf
 
     @cached_property
     def _positions(self) -> dict[str, Array]:
         """Positions and shapes of all pieces by field; invalid values become negative, which all checks reject."""
-        names = schema.CHUNK_PLACE if self._name == "chunks" else schema.PLANE_PLACE
+        names = schema.CHUNK_PLACE if self._name == "chunks" else "tcz"
         return {name: whole_numbers(child(self._structs, name, self._where)) for name in names}
 
     def placed(self, codec: str | None = None) -> Array:
-        """Return the result of `placed_chunks` for the pieces of each row."""
         rows, pieces = self._owners
         if not len(rows) or not set(schema.CHUNK_PLACE) <= self._names or self._structs.null_count:
             return np.zeros(len(self.starts), bool)
@@ -289,8 +272,7 @@ class _Pieces:
             if leaf is not None and leaf.has(piece):
                 payload = leaf.piece(piece, count, dtype, subject)
                 if len(payload) != count:
-                    raise DecodeError(
-                        f"{subject} has {len(payload):,} pixels, expected {count:,}; the file is damaged, restore it"
-                    )
+                    problem = f"{subject} has {len(payload):,} pixels, expected {count:,}"
+                    raise DecodeError(f"{problem}; the file is damaged, restore it")
                 return payload
         raise DecodeError(f"{subject}: pixels are null; the file is damaged, restore it")

@@ -25,10 +25,7 @@ _WIDEST_SCALAR = 16  # Bytes of a 128-bit decimal, the largest alignment of any 
 
 @dataclass(slots=True)
 class Image:
-    """One image to store: pixels (T, C, Z, Y, X) in native byte order, id, OME metadata and checksum.
-
-    The memory of ``fleeting`` pixels may be reused as soon as the next image is requested.
-    """
+    """One image to store; the memory of ``fleeting`` pixels may be reused as soon as the next image is requested."""
 
     pixels: Array
     image_id: str
@@ -46,13 +43,11 @@ def check_image(image: Image, encoding: str, subject: str) -> None:
         problem = f"dtype {pixels.dtype} cannot be stored with encoding={encoding!r}, expected {names}"
         raise ImageError(f"{subject}: {problem}; {remedy}")
     if pixels.shape[1] > np.iinfo(np.int16).max or max(pixels.shape) > _LIST_LIMIT:
-        raise ImageError(
-            f"{subject}: shape {pixels.shape} exceeds 2**15 - 1 channels or 2**31 - 1 pixels per axis; split the image"
-        )
+        problem = f"shape {pixels.shape} exceeds 2**15 - 1 channels or 2**31 - 1 pixels per axis"
+        raise ImageError(f"{subject}: {problem}; split the image")
     if encoding == "list" and pixels.size > _LIST_LIMIT:
-        raise ImageError(
-            f"{subject}: {pixels.size:,} pixels exceed {_LIST_LIMIT:,}, the list limit; pass encoding='bytes'"
-        )
+        problem = f"{pixels.size:,} pixels exceed {_LIST_LIMIT:,}, the list limit"
+        raise ImageError(f"{subject}: {problem}; pass encoding='bytes'")
 
 
 def encode_tables(
@@ -74,22 +69,21 @@ def encode_tables(
     """
     row, columns = 0, aligned(columns)
     for group, flat in _grouped(images, encoding, max_rows, min(max_bytes, _LIST_LIMIT), written_at_once):
-        rest = with_checksums(columns.slice(row, len(group)), [image.checksum for image in group])
-        yield prepend_column(schema.COLUMN, _struct_array(group, encoding, flat, chunk_codec), rest).combine_chunks()
+        structs, checksums = _struct_array(group, encoding, flat, chunk_codec), [image.checksum for image in group]
+        yield table_of(schema.COLUMN, structs, columns.slice(row, len(group)), checksums).combine_chunks()
         row += len(group)
 
 
-def prepend_column(name: str, column: pa.Array, columns: pa.Table) -> pa.Table:
-    """Return a table whose first column is ``column``, named ``name``, followed by ``columns``, which may be empty."""
-    first = pa.table({name: column})
-    return first if not columns.num_columns else columns.add_column(0, first.schema.field(0), column)
+def table_of(name: str, first: pa.Array, columns: pa.Table, checksums: Sequence[str | None]) -> pa.Table:
+    """Return a table of a first column, other ``columns``, which may be empty, and checksums, if images have them."""
+    arrays = {name: first, **dict(zip(columns.column_names, columns.columns, strict=True))}
+    if checksums and checksums[0] is not None:
+        arrays[schema.CHECKSUM_COLUMN] = pa.array(checksums, pa.string())
+    return pa.table(arrays)
 
 
 def aligned(columns: pa.Table) -> pa.Table:
-    """Return ``columns`` with all buffers aligned to 16 bytes.
-
-    Arrow allows unaligned buffers, for example in memory-mapped files, but Rust libraries panic on them.
-    """
+    """Return ``columns`` with buffers aligned to 16 bytes, because Rust libraries panic on others."""
     for index, column in enumerate(columns.columns):
         buffers = (buffer for chunk in column.chunks for buffer in chunk.buffers() if buffer is not None)
         if any(buffer.address % _WIDEST_SCALAR for buffer in buffers):
@@ -98,23 +92,12 @@ def aligned(columns: pa.Table) -> pa.Table:
     return columns
 
 
-def with_checksums(columns: pa.Table, checksums: Sequence[str | None]) -> pa.Table:
-    """Append the checksums of the images to ``columns`` as the last column, if the images have checksums."""
-    if not checksums or checksums[0] is None:
-        return columns
-    column = pa.array(checksums, pa.string())
-    if not columns.num_columns:
-        return pa.table({schema.CHECKSUM_COLUMN: column})
-    return columns.append_column(schema.CHECKSUM_COLUMN, column)
-
-
 def _grouped(
     images: Iterable[Image], encoding: str, max_rows: int, max_bytes: int, written_at_once: bool
 ) -> Iterator[tuple[list[Image], Array]]:
     """Yield the images of each table, and their pixels in one flat array, as bytes or widened to uint16.
 
-    Pixels are copied on arrival, so that the caller can reuse the memory. An image that fills a table and is not
-    fleeting, or is written before the next is requested, is not copied.
+    Pixels are copied on arrival, so that the caller can reuse the memory, unless one image fills a table.
     """
     as_bytes, dtype = encoding == "bytes", np.dtype(np.uint8 if encoding == "bytes" else np.uint16)
     group: list[Image] = []

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import types
+from pyarrow import lib, types
 
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import DecodeError
@@ -16,8 +16,8 @@ from omearrow_ds.errors import DecodeError
 Array = np.ndarray[Any, Any]
 NO_COMPRESSION = (None, "", "none")
 _INT64_LIMIT = 2.0**63
-_CAST_TYPES = (pa.lib.Type_NA, pa.lib.Type_FIXED_SIZE_BINARY, pa.lib.Type_BINARY)  # Bytes to cast to large binary.
-_TEXT_TYPES = (pa.lib.Type_NA, pa.lib.Type_STRING, pa.lib.Type_LARGE_STRING, pa.lib.Type_STRING_VIEW)
+_CAST_TYPES = (lib.Type_NA, lib.Type_FIXED_SIZE_BINARY, lib.Type_BINARY)  # Bytes to cast to large binary.
+_TEXT_TYPES = (lib.Type_NA, lib.Type_STRING, lib.Type_LARGE_STRING, lib.Type_STRING_VIEW)
 # Zero-copy array of numbers without nulls. Arrow's `to_numpy` would import pandas, which takes 0.3 s.
 numbers: Callable[[pa.Array], Array] = np.from_dlpack
 
@@ -60,7 +60,6 @@ class ListLeaf:
         return self._data[start : start + count]
 
     def piece(self, piece: int, count: int, dtype: np.dtype[Any], subject: str) -> Array:  # noqa: ARG002  # Of bytes.
-        """Return the decompressed pixels of one piece."""
         bounds = slice(self.starts[piece], self.stops[piece])
         if self._nulls is not None and self._nulls[bounds].any():
             raise DecodeError(f"{subject}: a pixel is null; correct the column")
@@ -70,17 +69,17 @@ class ListLeaf:
 class ByteLeaf(ListLeaf):
     """Pixels as typed bytes: ``pixel_bytes`` with a dtype and a compression per piece.
 
-    Contiguous bytes can be sliced over several pieces. Scattered ones (views, a dictionary) are copied to be contiguous
-    if they take at most ``decoded_bytes``. Otherwise each piece is read separately, as views can repeat small data.
+    Scattered ones (views, a dictionary) are copied to be contiguous if they take at most ``decoded_bytes``. Otherwise
+    each piece is read separately, as views can repeat small data.
     """
 
     _has_bytes = True
 
     def __init__(self, structs: pa.StructArray, subject: str, decoded_bytes: Callable[[], float]) -> None:
         payload = child(structs, "pixel_bytes", subject)
-        can_scatter = _is_scattered(payload.type)
-        self._is_scattered = can_scatter and _viewed_bytes(payload) > decoded_bytes()
-        if (can_scatter and not self._is_scattered) or payload.type.id in _CAST_TYPES:
+        viewed_bytes = _viewed_bytes(payload)
+        self._is_scattered = viewed_bytes is not None and viewed_bytes > decoded_bytes()
+        if (viewed_bytes is not None and not self._is_scattered) or payload.type.id in _CAST_TYPES:
             payload = payload.cast(pa.large_binary())
         if types.is_large_binary(payload.type):
             _, offsets, data = payload.buffers()
@@ -118,17 +117,15 @@ class ByteLeaf(ListLeaf):
 def decompress(stored: Array, compression: str, size_bytes: int, subject: str) -> Array:
     """Return the decompressed bytes of ``stored``, which must be exactly ``size_bytes``.
 
-    If the length is too large, most codecs of Arrow leave the rest of the memory uninitialized. Therefore a second
-    decompression to one byte less must fail.
+    Most codecs of Arrow leave memory uninitialized if the length is too large, so decompression to less must fail.
     """
     data = pa.py_buffer(stored)
     try:
         codec = pa.Codec(compression)
         plain = codec.decompress(data, size_bytes)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise DecodeError(
-            f"{subject}: {compression!r} bytes cannot be decompressed: {error}; the file is damaged, restore it"
-        ) from error
+        problem = f"{compression!r} bytes cannot be decompressed: {error}"
+        raise DecodeError(f"{subject}: {problem}; the file is damaged, restore it") from error
     if _decompresses_to_less(codec, data, size_bytes):
         problem = f"{compression!r} bytes decompress to fewer than {size_bytes:,} bytes"
         raise DecodeError(f"{subject}: {problem}; the file is damaged, restore it")
@@ -200,10 +197,8 @@ def child(structs: pa.StructArray, name: str, subject: str) -> pa.Array:
     """Return a field of structs, or raise `DecodeError` if it is missing or duplicated."""
     position = structs.type.get_field_index(name)
     if position < 0:
-        names = ", ".join(field.name for field in structs.type)
-        raise DecodeError(
-            f"{subject}: expected exactly one field {name!r} among {names or 'no fields'}; correct the column"
-        )
+        names = ", ".join(field.name for field in structs.type) or "no fields"
+        raise DecodeError(f"{subject}: expected exactly one field {name!r} among {names}; correct the column")
     return structs.field(position)
 
 
@@ -225,18 +220,14 @@ def _text(column: pa.Array | None, row: int, name: str) -> str | None:
     return text
 
 
-def _is_scattered(kind: pa.DataType) -> bool:
-    """Whether values of this binary type may be scattered: a dictionary or views."""
-    if types.is_dictionary(kind):
-        return bool(types.is_binary(kind.value_type) or types.is_large_binary(kind.value_type))
-    return bool(types.is_binary_view(kind))
-
-
-def _viewed_bytes(payload: pa.Array) -> int:
-    """Return the size in bytes that a scattered array would have if it were contiguous."""
-    if types.is_dictionary(payload.type):
+def _viewed_bytes(payload: pa.Array) -> int | None:
+    """Return the size in bytes that a dictionary or views of binary values would have if contiguous, else None."""
+    kind = payload.type
+    if types.is_dictionary(kind) and (types.is_binary(kind.value_type) or types.is_large_binary(kind.value_type)):
         lengths = pc.binary_length(payload.dictionary).take(payload.indices).cast(pa.int64())
         return pc.sum(lengths, min_count=0).as_py() or 0
+    if not types.is_binary_view(kind):
+        return None
     viewed: Array = _from_buffer(payload.buffers()[1], np.int32)[::4][payload.offset : payload.offset + len(payload)]
     return int(viewed.sum(dtype=np.int64))
 

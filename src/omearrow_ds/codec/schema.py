@@ -60,7 +60,6 @@ CHUNKS = {
     ),
     "list": pa.list_(pa.struct({**CHUNK_PLACE, "pixels": _LIST_PIXELS})),
 }
-PLANE_PLACE = ("t", "c", "z")
 PLANES = pa.list_(pa.struct({**{axis: _INDICES[axis] for axis in "ztc"}, "pixels": _LIST_PIXELS}))
 
 
@@ -80,11 +79,11 @@ def image_struct(encoding: str) -> pa.StructType:
 
 
 _IMAGE_FIELDS = {"name": _TEXT, "image_type": _TEXT, "acquisition_datetime": pa.timestamp("us")}
-PHYSICAL_FIELDS = tuple(name for name in PIXELS_META.names if name.startswith("physical"))
-METADATA = pa.struct(_IMAGE_FIELDS | {name: PIXELS_META.field(name).type for name in (*PHYSICAL_FIELDS, "channels")})
+METADATA = pa.struct(
+    _IMAGE_FIELDS | {field.name: field.type for field in PIXELS_META if field.name.startswith(("physical", "channels"))}
+)
 METADATA_FIELDS = tuple(METADATA.names)
 _NO_CHANNEL: dict[str, Any] = dict.fromkeys(_CHANNEL.names)
-_METADATA_DEFAULTS: dict[str, Any] = dict.fromkeys(METADATA_FIELDS) | {"channels": []}
 
 
 def normalize_metadata(metadata: Mapping[str, Any] | None, size_c: int, subject: str) -> dict[str, Any]:
@@ -93,16 +92,13 @@ def normalize_metadata(metadata: Mapping[str, Any] | None, size_c: int, subject:
     Physical sizes are float32 in the unit of their own field, wavelengths float32 in µm, colors ``0xRRGGBBAA``.
     """
     if not metadata:
-        return dict(_METADATA_DEFAULTS, channels=[])
+        return dict.fromkeys(METADATA_FIELDS) | {"channels": []}
     if not isinstance(metadata, Mapping):
-        raise MetadataError(
-            f"{subject}: metadata is a {type(metadata).__name__}, expected a dict; pass one dict per image"
-        )
+        raise MetadataError(f"{subject}: metadata is a {type(metadata).__name__}, expected a dict; pass one per image")
     channels = metadata.get("channels") or []
     if isinstance(channels, str | Mapping) or not all(isinstance(channel, Mapping) for channel in channels):
-        raise MetadataError(
-            f"{subject}: metadata has channels={channels!r}, expected a list of dicts; pass one dict per channel"
-        )
+        problem = f"metadata has channels={channels!r}, expected a list of dicts"
+        raise MetadataError(f"{subject}: {problem}; pass one dict per channel")
     channels = [*map(dict, channels)]
     values = {**metadata, "channels": channels}
     _refuse_unknown(values, METADATA_FIELDS, f"{subject}: metadata")

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from omearrow_ds.codec import schema
 from omearrow_ds.codec.decode import new_image
-from omearrow_ds.codec.encode import Image, prepend_column, with_checksums
+from omearrow_ds.codec.encode import Image, table_of
 from omearrow_ds.codec.leaves import numbers
 from omearrow_ds.errors import FormatError, MissingPathError, OMEArrowDSError
 from omearrow_ds.storage.byte_source import OPEN_FLAGS, STATUS_NS, LocalFile, OpenFolder, version_fingerprint
@@ -622,6 +622,5 @@ def write_members(
         member = {"file": file.name, "id": image.image_id, "shape": pixels.shape, "dtype": pixels.dtype.name}
         members.append({**member, "size_bytes": size_bytes, "pixel_offset": offset})
         checksums.append(image.checksum)
-    listing = pa.array(members, _MEMBER)
-    table = prepend_column(schema.SIDECAR_COLUMN, listing, with_checksums(columns, checksums))
+    table = table_of(schema.SIDECAR_COLUMN, pa.array(members, _MEMBER), columns, checksums)
     pq.write_table(table.replace_schema_metadata({SIDECAR_FORMAT_KEY: format_name.encode()}), path / SIDECAR)

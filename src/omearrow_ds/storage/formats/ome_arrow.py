@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from omearrow_ds.codec import schema
 from omearrow_ds.codec.decode import Expected, new_image
-from omearrow_ds.codec.encode import Image, binary, prepend_column, with_checksums
+from omearrow_ds.codec.encode import Image, binary, table_of
 from omearrow_ds.codec.leaves import whole_numbers
 from omearrow_ds.errors import DecodeError, FormatError, ImageError
 from omearrow_ds.resources import image_bytes, split_by_bytes
@@ -168,7 +168,7 @@ def write_collection(
     first = first or ("image", None)
     _write_table(_table(_IMAGE_FIELDS, rows), path / _IMAGES)
     _write_table(_table(_INDEX_FIELDS, writer.places), path / _INDEX)
-    sidecar = prepend_column(schema.SIDECAR_COLUMN, pa.array(listed, _LISTED), with_checksums(columns, checksums))
+    sidecar = table_of(schema.SIDECAR_COLUMN, pa.array(listed, _LISTED), columns, checksums)
     pq.write_table(sidecar.replace_schema_metadata({SIDECAR_FORMAT_KEY: b"ome_arrow"}), path / SIDECAR)
     manifest = {
         **_KIND,
