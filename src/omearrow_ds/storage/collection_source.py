@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -89,9 +88,8 @@ class CollectionSource:
         if array.size == 0:
             return []
         if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise ImageIndexError(
-                f"{self.path}: image indices {indices!r}: expected a sequence of integers; pass a list or an array"
-            )
+            problem = f"image indices {indices!r}: expected a sequence of integers"
+            raise ImageIndexError(f"{self.path}: {problem}; pass a list or an array")
         array = array.astype(np.int64)
         is_outside = (array < -len(self)) | (array >= len(self))
         if is_outside.any():
@@ -107,9 +105,7 @@ class CollectionSource:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -119,7 +115,6 @@ class CollectionSource:
         return repr(self.images)
 
     def _preview(self) -> Pictures:
-        """Return the previews of the images."""
         return Pictures(
             str(self.path),
             self.image_ids,
@@ -131,11 +126,8 @@ class CollectionSource:
         )
 
     def _repr_html_(self) -> str:
-        facts = [
-            ("path", str(self.path)),
-            ("shape", shapes(self.shapes)),
-            ("dtype", kinds(dtype.name for dtype in self.dtypes)),
-        ]
+        dtypes = kinds(dtype.name for dtype in self.dtypes)
+        facts = [("path", str(self.path)), ("shape", shapes(self.shapes)), ("dtype", dtypes)]
         return as_html(f"{self.format.label} source of {count(len(self), 'image')}", facts, self._preview())
 
 

@@ -26,8 +26,7 @@ _FEW = 8  # Whole parts are fetched if at least one of this number of images is 
 class SelectedRows(ImagesWrapper):
     """Images at some sorted indices of another source, which is closed with this one.
 
-    ``reopen`` opens the images again in another process; None selects them from the pickled source. ``condition`` is
-    the text of the filter that selected the images; it is empty if null images were left out.
+    ``reopen`` opens them in another process. ``condition`` is the text of a filter, empty if null images were left out.
     """
 
     def __init__(
@@ -171,11 +170,9 @@ class LabelSource(ImagesWrapper):
             limits = np.iinfo(dtype)
             beyond = [label for label in (pixels.min(), pixels.max()) if not limits.min <= label <= limits.max]
             if beyond:
-                label = f"the label {beyond[0]}, which exceeds {dtype}"
-                raise DecodeError(
-                    f"{header.path}: mask {index} ({header.image_ids[index]!r}) has {label}; use consecutive "
-                    f"labels, e.g. with skimage.segmentation.relabel_sequential"
-                )
+                problem = f"mask {index} ({header.image_ids[index]!r}) has the label {beyond[0]}, which exceeds {dtype}"
+                remedy = "use consecutive labels, e.g. with skimage.segmentation.relabel_sequential"
+                raise DecodeError(f"{header.path}: {problem}; {remedy}")
         return pixels.astype(dtype, copy=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -198,9 +195,6 @@ def refuse_label_dtypes(source: Images) -> None:
     header = source.header
     if _has_label_dtypes(header):
         index = next(index for index, dtype in enumerate(header.dtypes) if dtype in LABEL_DTYPES)
-        names = ", ".join(dtype.name for dtype in DTYPES)
-        raise DecodeError(
-            f"{header.path}: image {index} ({header.image_ids[index]!r}) has the dtype {header.dtypes[index].name!r}, "
-            f"expected one of {names}; convert the image, or pass label images as masks=",
-            image=index,
-        )
+        problem = f"image {index} ({header.image_ids[index]!r}) has the dtype {header.dtypes[index].name!r}"
+        allowed, remedy = ", ".join(dtype.name for dtype in DTYPES), "convert it, or pass label images as masks="
+        raise DecodeError(problem, path=header.path, image=index, allowed=f"one of {allowed}", remedy=remedy)

@@ -101,12 +101,10 @@ def describe(
     read_pixels: bool = False,
     **opening: Unpack[OpenOptions],
 ) -> Description:
-    """Return shapes, dtypes, columns and storage layout of a collection of images.
+    """Return shapes, dtypes, columns and storage layout of a collection, decoding pixels only with ``read_pixels``.
 
-    Pixels are decoded only with ``read_pixels``, of up to 64 uint16 images on this machine. ``opening`` is as in
-    `open_images`. In folders of image files, channels, compression and chunking are those of a few files spread over
-    the folder. Null images are left out, unless ``nulls="error"`` is passed. In a table with several image columns,
-    the first one is described if none is chosen. Raises `OMEArrowDSError` as in `open_images`.
+    Of folders, a few files are inspected. Null images are left out, unless ``nulls="error"`` is passed. In a table with
+    several image columns, the first one is described if none is chosen.
     """
     opening.setdefault("nulls", "skip")
     has_index_on_server = isinstance(path, str | os.PathLike) and url_of(path) is not None and is_parts(path)
@@ -130,9 +128,8 @@ def _described(path: Paths, format_name: str | None, opening: OpenOptions, *, re
         try:
             on_disk = stored_size(source)
         except FileNotFoundError as error:
-            raise MissingPathError(
-                f"does not exist, but {header.path} needs it", path=error.filename, remedy="restore it"
-            ) from error
+            problem = f"does not exist, but {header.path} needs it"
+            raise MissingPathError(problem, path=error.filename, remedy="restore it") from error
         except OSError as error:
             raise FormatError(f"changed while it was read: {error}", path=header.path, remedy="try again") from error
         outline, free_bytes = outline_of(source), available_bytes()

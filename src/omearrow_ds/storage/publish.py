@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from omearrow_ds.errors import FormatError, PathExistsError
-from omearrow_ds.storage.formats._detect import detect, missing, special_kind
+from omearrow_ds.storage.formats._detect import found_at, missing, special_kind
 from omearrow_ds.storage.manifest import is_published
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -39,11 +39,11 @@ def check_target(path: Path, *, overwrite: bool, is_file: bool = False) -> None:
     if not path.parent.is_dir():
         raise missing(path, f"the folder {path.parent} does not exist; create it first")
     if path.is_dir() and any(path.iterdir()) and not is_published(path):
-        try:
-            detect(path)
-        except FormatError:
-            remedy = "remove the folder, or choose another path"
-            raise PathExistsError("the folder contains files that are not images", path=path, remedy=remedy) from None
+        with suppress(FormatError):
+            if found_at(path) is not None:
+                return
+        remedy = "remove the folder, or choose another path"
+        raise PathExistsError("the folder contains files that are not images", path=path, remedy=remedy)
 
 
 def publish(path: Path, fill: Callable[[Path], object], *, overwrite: bool) -> None:

@@ -47,9 +47,7 @@ _MIRRORED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _MAX_DEPTH = 100
 _EXAMPLE = "write e.g. \"dose > 1 and treatment in ('DMSO', 'TAXOL')\""
 _EQUALITY = 'write "==" for equal, and "!=" for not equal'
-_EXPRESSION = (
-    "compare with ==, !=, <, <=, >, >= or in; for other conditions, pass a pyarrow.compute.Expression in Python"
-)
+_EXPRESSION = "compare with ==, !=, <, <=, >, >= or in; for others, pass a pyarrow.compute.Expression in Python"
 _REMEDIES = {  # By the token that is not expected.
     "=": _EQUALITY,
     "&": 'write "and"',
@@ -207,8 +205,7 @@ class RowFilter:
                 _, (serialized,) = condition.__reduce__()
                 self.text += f" [{hashlib.blake2b(serialized, digest_size=8).hexdigest()}]"
         else:
-            remedy = "write e.g. \"dose > 1 and treatment == 'DMSO'\""
-            refuse_value("filter", condition, allowed="a string or a pyarrow.compute.Expression", remedy=remedy)
+            refuse_value("filter", condition, allowed="a string or a pyarrow.compute.Expression", remedy=_EXAMPLE)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RowFilter, (self.condition,)

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from omearrow_ds.errors import ArgumentError, ColumnError, ImageColumnError, MissingPathError, PathExistsError
-from omearrow_ds.options import OpenSettings, WriteSettings, refuse_options, refuse_unknown
+from omearrow_ds.options import OpenSettings, WriteSettings, refuse_options, refuse_unknown, refuse_value
 from omearrow_ds.storage import fields, listed, writing
 from omearrow_ds.storage.collection_source import CollectionSource
 from omearrow_ds.storage.compositions import refuse_label_dtypes, select_rows
@@ -35,7 +35,7 @@ from omearrow_ds.storage.part_files import ICEBERG_METADATA, is_path, is_several
 from omearrow_ds.storage.parts_stores import is_unfinished, parts_store
 from omearrow_ds.storage.parts_target import PartsTarget
 from omearrow_ds.storage.protocol import ImageSource, On, OpenOptions, Paths, StrPath
-from omearrow_ds.storage.published_parts import open_published
+from omearrow_ds.storage.published_parts import PublishedParts, open_published
 from omearrow_ds.storage.remote import Storage
 from omearrow_ds.storage.remote_parts import RemoteParts
 from omearrow_ds.storage.row_filter import RowFilter
@@ -188,17 +188,14 @@ def open_source(
 ) -> Images:
     """Open a collection as `open_images` does, and return the internal type `Images`.
 
-    Label images may also be of the dtypes that `omearrow_ds.storage.compositions.LabelSource` reads. With
-    ``skip_errors``, files that cannot be read, or differ from most in shape or dtype, are an error when they are read.
+    Label images may have more dtypes (`LabelSource`). With ``skip_errors``, unreadable or odd files fail when read.
     """
     options = OpenSettings.checked(opening, OpenOptions.__annotations__, str(path)).chosen
     columns, on, verify = options.pop("columns", None), options.pop("on", None), options.pop("verify", None)
     condition = options.pop("filter", None)
     row_filter = None if condition is None else RowFilter(condition)
     if on is not None and columns is None:
-        raise ArgumentError(
-            "applies only together with columns=", option="on", value=on, remedy="pass columns= too, or leave it out"
-        )
+        refuse_value("on", on, "applies only together with columns=", "pass columns= too, or leave it out")
     if skip_errors:
         options["skip_errors"] = True
     types = options["column_types"] = ColumnTypes.of(opening.get("column_types"))
@@ -225,40 +222,31 @@ def open_source(
 
 
 def _open_paths(path: Paths, format_name: str | None, options: Mapping[str, Any]) -> Images:
-    """Open the collection at one path or several paths.
-
-    A column that is text in one text table and numeric in another is read as text in all of them.
-    """
+    """Open one or several paths; a column that is text in one text table is read as text in all of them."""
     if isinstance(path, str | os.PathLike) and not glob.has_magic(str(path)):
         return _open_one(path, format_name, **options)
-    several = is_several(path)
-    is_glob_of_urls = several and isinstance(path, str | os.PathLike) and url_of(path) is not None
-    is_local = several and isinstance(path, str | os.PathLike) and not is_glob_of_urls
+    opening = partial(_open_one, format_name=format_name, **options)
+    glob_text, several = path if isinstance(path, str | os.PathLike) else None, is_several(path)
+    is_local = glob_text is not None and url_of(glob_text) is None
     urls = urls_of(path, _bucket_reader(options)) if several and not is_local else None
     try:
         if urls is not None:
-            return _open_urls(path, urls, format_name, options)
-        if several and not is_glob_of_urls:
-            return open_several(path, format_name, partial(_open_one, format_name=format_name, **options))
+            label = Url(os.path.commonpath([url.parent for url in urls])) / f"({count(len(urls), 'URL')})"
+            parts = [Part(url, str(url).removeprefix(f"{label.parent}/"), {}) for url in urls]
+            return joined(label, parts, opening, glob_text or urls)
+        if several and (is_local or glob_text is None):
+            return open_several(path, format_name, opening)
     except MixedColumnError as error:
         types: ColumnTypes = options["column_types"]
         if error.column in types or error.column not in types.names:
             raise
         types[error.column] = "text"
         return _open_paths(path, format_name, options)
-    if isinstance(path, str | os.PathLike):
-        return _open_one(path, format_name, **options)
+    if glob_text is not None:
+        return _open_one(glob_text, format_name, **options)
     refuse_open_table(path)
     allowed, remedy = "the path of a collection, a list of paths, or a glob pattern", "pass one of these"
     raise ArgumentError(option="path", value=path, allowed=allowed, remedy=remedy)
-
-
-def _open_urls(path: Any, urls: Sequence[Url], format_name: str | None, options: Mapping[str, Any]) -> Images:
-    """Open several URLs as one collection."""
-    label = Url(os.path.commonpath([url.parent for url in urls])) / f"({count(len(urls), 'URL')})"
-    parts = [Part(url, str(url).removeprefix(f"{label.parent}/"), {}) for url in urls]
-    given_again = path if isinstance(path, str | os.PathLike) else list(urls)
-    return joined(label, parts, partial(_open_one, format_name=format_name, **options), given_again)
 
 
 def _absolute(path: Any) -> Any:
@@ -283,12 +271,9 @@ def _open_one(
         of_files = {name: given.pop(name) for name in _OF_FILES if name in given}
         of_urls = {name: given.pop(name) for name in _OF_URLS if name in given}
     location = _locate(path)
-    is_url = isinstance(location, Url)
+    is_url, only_urls = isinstance(location, Url), f"applies only to URLs, not to {location}"
     if of_urls and not is_url:
-        refuse_options(
-            {name: value for name, value in of_urls.items() if name != "storage"},
-            f"applies only to URLs, not to {location}",
-        )
+        refuse_options({name: value for name, value in of_urls.items() if name != "storage"}, only_urls)
         _bucket_reader(of_urls)  # Raises an error if the storage has another type.
     is_listing = bool(of_files) or location.name.lower().endswith(CSV_SUFFIXES)
     refuse_odd_name(location)
@@ -300,8 +285,9 @@ def _open_one(
         if not is_url and not location.exists():
             raise missing(path)
         fields_source = open_listing(of_files) if is_listing else None
-        is_complete = fields_source is None and (is_url or (location.is_dir() and is_published(location)))
-        if fields_source is None and not is_complete and location.is_dir() and is_unfinished(location):
+        is_folder = fields_source is None and not is_url and location.is_dir()
+        is_complete = is_url or (is_folder and is_published(location))
+        if is_folder and not is_complete and is_unfinished(location):
             parts_target(location).refuse_unfinished()
     if fields_source is None:
         try:
@@ -317,7 +303,7 @@ def _open_one(
                 raise
         else:
             if of_urls and not is_url:  # A table may list files at URLs.
-                refuse_options(of_urls, f"applies only to URLs, not to {location}")
+                refuse_options(of_urls, only_urls)
             return source
     unused = {name: given[name] for name in ("engine", "image_column", "level", "table") if given.get(name)}
     unused |= {"format": format_name} if format_name not in (None, fields_source.header.format.name) else {}
@@ -335,9 +321,8 @@ def _bucket_reader(options: Mapping[str, Any]) -> BucketReader:
     """Return a reader with the options of URLs; raise `ArgumentError` if ``storage`` has another type."""
     storage = options.get("storage")
     if not isinstance(storage, Storage | None):
-        raise ArgumentError(
-            f"has the type {type(storage).__name__}", option="storage", allowed="omearrow_ds.Storage(...) or None"
-        )
+        allowed = "omearrow_ds.Storage(...) or None"
+        raise ArgumentError(f"has the type {type(storage).__name__}", option="storage", allowed=allowed)
     return BucketReader(storage or Storage(), (options.get("part_cache"), options.get("part_cache_bytes")))
 
 
@@ -350,9 +335,7 @@ def _open_fields(
     for name, value in options.items():
         needed = "a table that lists TIFF files" if name == "root" else "pattern= or a table that lists TIFF files"
         hint = ", and choose channels by number with select={'C': [0]}" if name == "channels" else ""
-        raise ArgumentError(
-            f"applies only to {needed}", path=path, option=name, value=value, remedy=f"leave it out{hint}"
-        )
+        refuse_value(name, value, f"applies only to {needed}", f"leave it out{hint}", path)
     return None
 
 
@@ -363,80 +346,58 @@ def _open_published(
     given.pop("nulls", None)
     refuse_options(given, f"the parts of {location} have only one image column")
     opening = partial(_open_part, engine=engine)
-    parts = (
-        _open_remote(location, opening, **of_urls) if isinstance(location, Url) else open_published(location, opening)
-    )
+    if isinstance(location, Url):
+        parts: PublishedParts = _open_remote(location, opening, _bucket_reader(of_urls))
+    else:
+        parts = open_published(location, opening)
     if format_name not in (None, parts.format.name):
         refuse_options({"format": format_name}, f"the parts of {location} are {parts.format.label}")
     return parts.images()
 
 
-def _open_remote(
-    url: Url,
-    opening: partial[Images],
-    *,
-    storage: Storage | None = None,
-    part_cache: StrPath | None = None,
-    part_cache_bytes: int | None = None,
-) -> RemoteParts:
-    """Open a collection in parts on a server."""
-    reach = BucketReader(_bucket_reader({"storage": storage}).storage)  # It copies no objects: parts are fetched.
-    are_fetched_whole = (part_cache, part_cache_bytes) != (None, None)
-    open_ranged = None if are_fetched_whole else partial(open_stored_url, reach=reach, **opening.keywords)
+def _open_remote(url: Url, opening: partial[Images], reach: BucketReader) -> RemoteParts:
+    storage, choice = reach.storage, reach.copies or (None, None)
+    # If a cache is chosen, parts are fetched as a whole. Otherwise, a reader that copies no objects reads their ranges.
+    open_ranged = partial(open_stored_url, reach=BucketReader(storage), **opening.keywords)
     try:
-        return RemoteParts(url, opening, reach.storage, PartCache.choose(part_cache, part_cache_bytes), open_ranged)
+        ranged = open_ranged if choice == (None, None) else None
+        return RemoteParts(url, opening, storage, PartCache.choose(*choice), ranged)
     except MissingPathError:
-        target = None if url.scheme in ("http", "https") else parts_target(url, reach.storage)
+        target = None if url.scheme in ("http", "https") else parts_target(url, storage)
         if target is None or not target.store.is_begun:
             raise
         target.refuse_unfinished()
 
 
 def _open_stored(
-    location: Path,
-    format_name: str | None,
-    *,
-    engine: str | None = None,
-    image_column: str | Sequence[str] | None = None,
-    nulls: str = "error",
-    level: int = 0,
-    table: str | None = None,
-    look: bool = False,
-    skip_errors: bool = False,
+    location: Path, format_name: str | None, *, look: bool = False, skip_errors: bool = False, **options: Any
 ) -> Images:
-    """Open a collection in one of the formats.
-
-    With ``look``, only ids, shapes, dtypes and columns are read. ``skip_errors`` is as in `open_source`.
-    """
+    """Open a collection in one of the formats; ``look`` reads only ids, shapes, dtypes and columns."""
     with translate_errors(location, "a collection of images", (OSError,)):
         named = None if format_name is None else get_format(format_name)
         fmt = found_at(location) if named is None and not location.name.endswith(ICEBERG_METADATA) else named
         if fmt is None or (location.is_dir() and not fmt.is_folder):
-            options: dict[str, Any] = {"engine": engine, "image_column": image_column, "nulls": nulls, "level": level}
-            opened = table_path(location, table) if fmt is None and location.is_dir() else None
+            opened = table_path(location, options.get("table")) if fmt is None and location.is_dir() else None
             if opened is not None:
-                return _open_stored(opened, None, **options)
-            return open_below(
-                location, format_name, partial(_open_stored, format_name=format_name, table=table, **options)
-            )
+                return _open_stored(opened, None, **{**options, "table": None})
+            return open_below(location, format_name, partial(_open_stored, format_name=format_name, **options))
+    engine, image_column = options.get("engine"), options.get("image_column")
     if engine is not None and engine not in fmt.engines:
         fmt.module()  # Raises an error if its library is missing.
         known = f"one of {', '.join(fmt.engines)}" if fmt.engines else "None, because there is only one reader"
         raise ArgumentError(option="engine", value=engine, allowed=f"{known} for format {fmt.name!r}")
-    for option, value, is_supported, lacking in (
-        ("image_column", image_column, fmt.kind == "table", "does not store columns"),
-        ("level", level or None, "level" in fmt.open_options, "does not store resolution levels"),
-        ("table", table, "table" in fmt.open_options, "does not store several tables"),
+    for option, is_supported, lacking in (
+        ("image_column", fmt.kind == "table", "does not store columns"),
+        ("level", "level" in fmt.open_options, "does not store resolution levels"),
+        ("table", "table" in fmt.open_options, "does not store several tables"),
     ):
-        if value is not None and not is_supported:
+        if options.get(option) not in (None, 0) and not is_supported:
             fmt.module()
-            refuse_options({option: value}, f"{fmt.label} {lacking}")
+            refuse_options({option: options[option]}, f"{fmt.label} {lacking}")
     # An engine may refuse pixels, and several columns may not match each other.
-    alone = engine is None and (image_column is None or isinstance(image_column, str))
-    look = look and alone and "look" in fmt.open_options
+    look = look and engine is None and isinstance(image_column, str | None) and "look" in fmt.open_options
     skip_errors = skip_errors and "skip_errors" in fmt.open_options
-    how = {"engine": engine, "level": level, "table": table, "look": look, "skip_errors": skip_errors}
-    return open_with(fmt, location, image_column=image_column, nulls=nulls, **how)
+    return open_with(fmt, location, look=look, skip_errors=skip_errors, **options)
 
 
 def write_images(
@@ -615,11 +576,10 @@ def convert(
     if is_path(src):
         fields.warn_of_layout(src, opening)
     with opened("src", src, opening, skip_errors=settings.skips_errors) as source:
-        if is_path(src) and source.header.other_image_columns and opening.get("image_column") is None:
-            left = ", ".join(map(repr, source.header.other_image_columns))
-            problem = (
-                f"{source.header.path}: only images of {source.header.image_column[0]!r} are converted, not of {left}"
-            )
+        header = source.header
+        if is_path(src) and header.other_image_columns and opening.get("image_column") is None:
+            left = ", ".join(map(repr, header.other_image_columns))
+            problem = f"{header.path}: only images of {header.image_column[0]!r} are converted, not of {left}"
             warnings.warn(f"{problem}; pass image_column= to choose", UserWarning, stacklevel=2)
         refuse_over_source(source, dst)
         target = Target.choose(dst, format, settings)
@@ -627,7 +587,7 @@ def convert(
         if is_parts(target.path):
             write_parts(material, target, settings)
             return
-        write(material.in_order(), target, source.header.columns.table, len(source), progress=progress)
+        write(material.in_order(), target, header.columns.table, len(source), progress=progress)
 
 
 def opened(
@@ -639,10 +599,7 @@ def opened(
     skip_errors: bool = False,
     allowed: str = "a path or a source of open_images",
 ) -> AbstractContextManager[Images]:
-    """Open a path as a source that is closed at exit, or return a context manager that leaves a source open.
-
-    ``option`` is the argument of ``images`` in the public function.
-    """
+    """Open a path as a source that is closed at exit, or return a context that leaves the source ``images`` open."""
     if is_path(images):
         return closing(open_source(images, format_name, skip_errors=skip_errors, **opening))
     refuse_opening_again(opening, "a source")
@@ -705,10 +662,7 @@ def _open_part(path: Path, engine: str | None = None) -> Images:
 def refuse_opening_again(opening: OpenOptions, kind: str) -> None:
     """Raise `ArgumentError` if options of `open_images` are passed with an object that is already open."""
     refuse_unknown(opening, OpenOptions.__annotations__, kind)
-    for name, value in opening.items():
-        raise ArgumentError(
-            f"cannot be applied to {kind} that is already open", option=name, value=value, remedy="pass a path instead"
-        )
+    refuse_options(opening, f"cannot be applied to {kind} that is already open", "pass a path instead")
 
 
 def refuse_over_source(src: Images, dst: StrPath) -> None:

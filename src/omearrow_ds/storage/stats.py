@@ -221,7 +221,7 @@ def _measured(
     if of_dataset is not None:
         images = (checked.read([index])[0] for index in indices)
     keys = list(zip(*(column.to_pylist() for column in by.columns), strict=True)) or [()] * len(source)
-    groups: dict[tuple[Any, ...], list[tuple[str, _Values]]] = {}
+    groups: dict[tuple[Any, ...], list[tuple[str, _Histogram | _Moments]]] = {}
     images = tqdm(images, total=len(indices), unit="image", disable=not progress)
     for index, image in zip(indices, images, strict=True):
         channels = groups.setdefault(keys[index], [])
@@ -351,7 +351,6 @@ class _Moments:
             self._sample = [np.concatenate(self._sample)[::2]]
 
     def measured(self) -> tuple[Any, ...]:
-        """Return the values of `_SCHEMA` from ``images`` on."""
         if not self._number:
             return self._images, 0, *[None] * len(MEASURES), self._left_out, None, True
         with np.errstate(over="ignore", invalid="ignore"):
@@ -360,6 +359,3 @@ class _Moments:
         measures = self._min, self._max, self._mean, math.sqrt(self._squares / self._number), *percentiles
         saturated = None if self._is_float else self._saturated / self._number
         return self._images, self._number, *measures, self._left_out, saturated, self._step == 1
-
-
-_Values = _Histogram | _Moments

@@ -107,9 +107,7 @@ class TableFile:
         # Arrow skips empty lines too.
         names = next(filter(None, csv.reader(lines, delimiter=self._delimiter)), [])
         if any("\0" in name for name in names):
-            refuse(
-                self.shown_path, "contains NUL characters, like UTF-16 without a byte order mark", "save it as UTF-8"
-            )
+            refuse(self.shown_path, "contains NUL, like UTF-16 without a byte order mark", "save it as UTF-8")
         return names
 
     def _refuse_encoding(self) -> None:
@@ -150,9 +148,8 @@ class ColumnTypes(dict[str, str]):
         for name, kind in (types or {}).items():
             if not isinstance(name, str) or kind not in TYPES:
                 close = "".join(f"{match!r}, or " for match in nearest(str(kind), TYPES, 1))
-                raise error(
-                    f"{kind!r} is not a type", value=name, remedy=f"pass {close}one of {', '.join(map(repr, TYPES))}"
-                )
+                remedy = f"pass {close}one of {', '.join(map(repr, TYPES))}"
+                raise error(f"{kind!r} is not a type", value=name, remedy=remedy)
         super().__init__(types or {})
         self.names = set[str]()
 
@@ -180,7 +177,7 @@ class ColumnTypes(dict[str, str]):
 def described(names: Sequence[str]) -> dict[str, str]:
     """Map CellProfiler names of columns that describe fields to actual names: ``Metadata_Well`` to ``Metadata_Well_x``.
 
-    If several columns have one CellProfiler name, the exact name is preferred, then the left column of a join.
+    If there are several, the exact name is preferred, then the left column of a join.
     """
     ranked: dict[str, tuple[tuple[bool, bool, bool], str]] = {}
     for match in filter(None, map(_METADATA.fullmatch, names)):
@@ -226,10 +223,9 @@ class InputTable(NamedTuple):
         self, problem: str, remedy: str, kind: type[OMEArrowDSError] = MetadataError, column: str | None = None
     ) -> NoReturn:
         """Raise an error with the path of the table, or the option that passed it."""
-        subject: dict[str, Any] = (
-            {"option": self.name.removesuffix("=")} if self.name.endswith("=") else {"path": self.name}
-        )
-        raise kind(problem, **subject, column=column, remedy=remedy)
+        option, is_option = self.name.removesuffix("="), self.name.endswith("=")
+        path, name = (None, option) if is_option else (self.name, None)
+        raise kind(problem, path=path, option=name, column=column, remedy=remedy)
 
 
 def table_file(table: Any, option: str) -> TableFile | None:
@@ -254,9 +250,7 @@ def read_input_table(source: Any, option: str, types: ColumnTypes, needed: Colle
         table = _of_frame(source, option) if file is None else file.read(types=types.of_table(file))
         stored = table.schema
     if len(set(stored.names)) < len(stored):
-        raise MetadataError(
-            f"{name}: two columns have the same name; rename one", path=None if file is None else file.path
-        )
+        raise MetadataError(f"{name}: two columns have the same name; rename one", path=file.path if file else None)
     refuse_extensions(stored, name)
     renamed = {column: plain for plain, column in described(stored.names).items()}
     unread = None
@@ -287,12 +281,7 @@ def _of_frame(frame: Any, option: str) -> pa.Table:
 
 
 def infer_type(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Convert a text column to the first of the following types that fits all of its values.
-
-    - int64: whole numbers without leading zeros that fit;
-    - float64: whole numbers, and numbers with a fraction or a negative exponent; infinity and NaN;
-    - text: all else. A column without values has Arrow's null type.
-    """
+    """Convert a text column to int64, float64 or text (``docs/reference/column-types.md``); to null without values."""
     # Most text columns are recognized by their first values.
     first = [value.strip(_BLANKS) for value in column.slice(0, _FEW).to_pylist() if value is not None]
     for kind, spelling in _SPELLINGS.items():

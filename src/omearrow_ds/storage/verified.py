@@ -10,13 +10,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import ArgumentError, ChecksumError, FormatError
 from omearrow_ds.storage.extents import Regions, Targets
 from omearrow_ds.storage.formats._base import (
+    Array,
     Block,
     Done,
     ImageBuffer,
@@ -28,15 +28,14 @@ from omearrow_ds.storage.formats._base import (
 )
 from omearrow_ds.storage.hashes import KIND, checksum_of
 
-Array = np.ndarray[Any, Any]
 _LOCKED_BYTES = 2**16  # Up to this size, xxhash 4 holds the GIL; for larger data it releases it.
 
 
 class VerifiedSource(ImagesWrapper):
     """A source that raises `ChecksumError` for images that do not match their checksums.
 
-    Every image is hashed each time it is returned, even if it is memory-mapped, because a page may be read from disk
-    again. With ``gaps``, images without a checksum, such as rows appended by other programs, are returned unchecked.
+    Mapped images are hashed each time too, because a page may be read from disk again. With ``gaps``, images without a
+    checksum, such as rows appended by other programs, are returned unchecked.
     """
 
     def __init__(self, source: Images, *, gaps: bool = False) -> None:
@@ -48,22 +47,16 @@ class VerifiedSource(ImagesWrapper):
             raise ArgumentError(problem, path=header.path, option="verify", value=True, remedy=remedy)
         super().__init__(source)
         self._gaps = gaps
-        self._known: list[str | None] = [] if checksums is None else self._compared(checksums)
-
-    def _compared(self, checksums: pa.ChunkedArray) -> list[str | None]:
-        """Return the checksums, with None for images without one if ``gaps`` are allowed."""
-        known: list[str | None] = checksums.to_pylist()
-        odd = pc.fill_null(pc.invert(pc.starts_with(checksums, KIND)), not self._gaps)
-        if pc.any(odd).as_py():
-            index = pc.index(odd, True).as_py()
-            checksum = known[index]
+        self._known: list[str | None] = [] if checksums is None else checksums.to_pylist()
+        odd = [] if checksums is None else pc.fill_null(pc.invert(pc.starts_with(checksums, KIND)), not gaps)
+        index = pc.index(odd, True).as_py() if len(odd) else -1
+        if index >= 0:
+            checksum = self._known[index]
             problem = "no checksum" if checksum is None else f"a checksum of an unknown kind, {checksum[:40]!r}"
             remedy = "restore it, update omearrow-ds, or pass verify=False to read it unverified"
-            raise FormatError(f"image {index} has {problem}", path=self.header.path, image=index, remedy=remedy)
-        return known
+            raise FormatError(f"image {index} has {problem}", path=header.path, image=index, remedy=remedy)
 
     def check(self, indices: Iterable[int], images: Array | Sequence[Array], subject: str = "") -> None:
-        """Compare ``images`` with the checksums of the images at ``indices``."""
         for index, image in zip(indices, images, strict=True):
             known = self._known[index]
             if known is not None and checksum_of(image) != known:
@@ -71,9 +64,8 @@ class VerifiedSource(ImagesWrapper):
                     f"image {index} ({self.header.image_ids[index]!r}) differs from the original: pixels, shape or "
                     f"dtype do not match its checksum in column {schema.CHECKSUM_COLUMN!r}"
                 )
-                raise ChecksumError(
-                    problem, path=subject or self.header.path, image=index, remedy="restore it from a copy"
-                )
+                path, remedy = subject or self.header.path, "restore it from a copy"
+                raise ChecksumError(problem, path=path, image=index, remedy=remedy)
 
     def check_all(self, images: ImageBuffer, subject: str = "", done: Done | None = None) -> None:
         """Raise `ChecksumError` if any ``images[index]`` does not match the checksum of image ``index``."""

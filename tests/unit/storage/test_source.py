@@ -24,7 +24,7 @@ from omearrow_ds import (
     write_images,
 )
 from omearrow_ds.storage.formats import FORMATS, get_format
-from omearrow_ds.storage.formats._detect import detect
+from omearrow_ds.storage.formats._detect import found_at
 from tests.conftest import needs
 from tests.support.errors import raises
 from tests.support.strategies import NAMES, NAMES_OR_LONG, RAGGED, SUFFIX, all_same, image_of, images_of, same
@@ -47,7 +47,7 @@ def test_a_format_is_known_by_suffix_and_by_content(stored, name, hint):
     path = stored(name, images_of(SMALL))
     if hint == "content" and name != "parquet_duck":
         path = path.rename(path.with_name("renamed"))
-    assert detect(path).name == name
+    assert found_at(path).name == name
     assert open_images(str(path)).format.name == name
 
 

@@ -279,7 +279,6 @@ _BY_SUFFIX = sorted([(suffix, fmt) for fmt in FORMATS for suffix in fmt.suffixes
 
 
 def default_part_bytes(fmt: Format) -> int:
-    """Return the default maximum size of a part in bytes."""
     size = PART_BYTES
     while (fmt.writer.memory_factor - 1) * size > _WORKER_BYTES - _BESIDE_BYTES:
         size //= 2
@@ -331,7 +330,6 @@ def formats() -> tuple[Format, ...]:
 
 
 def get_format(name: str) -> Format:
-    """Return the format called ``name``, or raise `FormatError` naming all of them."""
     fmt = _BY_NAME.get(name) or next((fmt for fmt in formats() if fmt.name == name), None)
     if fmt is None:
         raise FormatError(f"format {name!r} is unknown; pass one of {format_names()}")
@@ -339,7 +337,6 @@ def get_format(name: str) -> Format:
 
 
 def format_names() -> str:
-    """Return the names of all formats, separated by commas, for an error message."""
     return ", ".join(fmt.name for fmt in formats())
 
 
@@ -362,9 +359,7 @@ def format_of_target(path: Path) -> Format:
     known = of_suffix(path.name)
     if known is None:
         suffixes = ", ".join(f"{fmt.suffix} ({fmt.name})" for fmt in formats())
-        raise FormatError(
-            f"{path}: the suffix is unknown, expected one of {suffixes}; correct the suffix, or pass format="
-        )
+        raise FormatError(f"{path}: the suffix is unknown, expected one of {suffixes}; correct it, or pass format=")
     return known
 
 

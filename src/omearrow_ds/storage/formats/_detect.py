@@ -7,7 +7,7 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,12 +42,12 @@ _REWRITE = (
     ".read_all(), COPY, 'uncompressed'), and pass the path of the result"
 )
 _UNPACK = "unpack it, and pass the path of its contents"
+_LANCE_SUFFIX = ".lance"
 
 
 class Other(NamedTuple):
     """An unsupported file type, the suffixes and first bytes that identify it, and the remedy."""
 
-    article: str
     noun: str
     suffixes: tuple[str, ...]
     magic: bytes | None
@@ -56,21 +56,21 @@ class Other(NamedTuple):
 
 
 _OTHERS = (
-    Other("a", "PNG image", (".png",), b"\x89PNG\r\n", _CONVERT, is_image=True),
-    Other("a", "JPEG image", (".jpg", ".jpeg"), b"\xff\xd8\xff", _CONVERT, is_image=True),
-    Other("a", "BMP image", (".bmp",), None, _CONVERT, is_image=True),
-    Other("a", "Zeiss CZI image", (".czi",), b"ZISRAWFILE", _EXPORT, is_image=True),
-    Other("a", "Leica LIF image", (".lif",), None, _EXPORT, is_image=True),
-    Other("a", "Nikon ND2 image", (".nd2",), None, _EXPORT, is_image=True),
-    Other("an", "HDF5 file", (".h5", ".hdf5"), b"\x89HDF\r\n", _CONVERT),
-    Other("a", "NumPy file", (".npy", ".npz"), b"\x93NUMPY", _CONVERT),
-    Other("an", "Excel file", (".xlsx", ".xls"), None, _TABLE),
-    Other("a", "CSV file", (".csv", ".tsv"), None, _LISTING),
-    Other("an", "SQLite file", (".sqlite", ".sqlite3"), b"SQLite format 3\0", _TABLE),
-    Other("an", "Arrow IPC stream", (".arrows",), b"\xff\xff\xff\xff", _REWRITE),
-    Other("a", "ZIP archive", (".zip",), b"PK\x03\x04", _UNPACK),
-    Other("a", "TAR archive", (".tar",), None, _UNPACK),
-    Other("a", "gzip file", (".gz", ".tgz"), b"\x1f\x8b", _UNPACK),
+    Other("PNG image", (".png",), b"\x89PNG\r\n", _CONVERT, is_image=True),
+    Other("JPEG image", (".jpg", ".jpeg"), b"\xff\xd8\xff", _CONVERT, is_image=True),
+    Other("BMP image", (".bmp",), None, _CONVERT, is_image=True),
+    Other("Zeiss CZI image", (".czi",), b"ZISRAWFILE", _EXPORT, is_image=True),
+    Other("Leica LIF image", (".lif",), None, _EXPORT, is_image=True),
+    Other("Nikon ND2 image", (".nd2",), None, _EXPORT, is_image=True),
+    Other("HDF5 file", (".h5", ".hdf5"), b"\x89HDF\r\n", _CONVERT),
+    Other("NumPy file", (".npy", ".npz"), b"\x93NUMPY", _CONVERT),
+    Other("Excel file", (".xlsx", ".xls"), None, _TABLE),
+    Other("CSV file", (".csv", ".tsv"), None, _LISTING),
+    Other("SQLite file", (".sqlite", ".sqlite3"), b"SQLite format 3\0", _TABLE),
+    Other("Arrow IPC stream", (".arrows",), b"\xff\xff\xff\xff", _REWRITE),
+    Other("ZIP archive", (".zip",), b"PK\x03\x04", _UNPACK),
+    Other("TAR archive", (".tar",), None, _UNPACK),
+    Other("gzip file", (".gz", ".tgz"), b"\x1f\x8b", _UNPACK),
 )
 
 
@@ -79,12 +79,11 @@ def refuse_other(path: Path, head: bytes, name: str = "") -> None:
     ending = os.path.splitext(name)[1].lower()  # noqa: PTH122  # as below
     named = (other for other in _OTHERS if ending in other.suffixes)
     marked = (other for other in _OTHERS if other.magic and head.startswith(other.magic))
-    for other in islice(chain(named, marked), 1):
-        raise FormatError(f"{path}: is {other.article} {other.noun}, which is not supported; {other.remedy}")
+    for other in chain(named, marked):
+        raise FormatError(f"{path}: the type {other.noun!r} is not supported; {other.remedy}")
 
 
 def _endings_of(names: Iterable[str]) -> Counter[str]:
-    """Return each distinct suffix of the names in lower case, with the number of names that have it."""
     return Counter(os.path.splitext(name)[1].lower() for name in names)  # noqa: PTH122  # there may be 100,000
 
 
@@ -95,19 +94,10 @@ def others_in(names: Iterable[str]) -> dict[Other, int]:
     return {other: number for other, number in numbers.items() if number}
 
 
-def detect(path: Path) -> Format:
-    """Return the format of the collection at ``path``, from its content or its suffix."""
+def found_at(path: Path) -> Format | None:
+    """Return the format of the collection at ``path``, from its content or suffix; None for a folder without any."""
     # Raises `MissingPathError` if ``path`` does not exist; `FormatError` if the content fits no format, several
     # formats, or a known unsupported one.
-    fmt = found_at(path)
-    if fmt is None:
-        refuse_folder_of_others(path)
-        raise _uncertain(path, [])
-    return fmt
-
-
-def found_at(path: Path) -> Format | None:
-    """Return the format of the collection at ``path``; None for a folder of unknown format. See `detect` for errors."""
     if not path.exists():
         raise missing(path)
     if path.name in OME_ARROW_TABLES and (path.parent / OME_ARROW_MANIFEST).exists():
@@ -117,7 +107,7 @@ def found_at(path: Path) -> Format | None:
     if not path.is_file():
         refuse_special(path)
     candidates = _file_formats(path)
-    if not candidates and path.is_file():
+    if not candidates:
         refuse_other(path, _head(path), path.name)
     if len(candidates) != 1:
         raise _uncertain(path, [fmt.name for fmt in candidates])
@@ -156,9 +146,7 @@ def missing(path: StrPath, problem: str = "no such file or folder; check the pat
     if copy is not None and text.lower().endswith((".csv", ".csv.gz", ".parquet", ".tif", ".tiff", ".arrow", ".npy")):
         copy = copy.removesuffix(" --recursive").removesuffix(" -r")  # copies a single object
     how = "" if copy is None else f" ({copy} {url} ...)"
-    return MissingPathError(
-        f"{url}: expected a local path, not a URL; copy the object{how}, and pass the path of the copy"
-    )
+    return MissingPathError(f"{url}: expected a local path, not a URL; copy the object{how}, and pass the copy's path")
 
 
 def special_kind(path: StrPath) -> str | None:
@@ -236,10 +224,9 @@ def _refuse_mixed(path: Path, fmt: Format, names: Collection[str]) -> None:
     numbers.update({other.noun: number for other, number in others_in(names).items() if other.is_image})
     others = [count(number, noun) for noun, number in numbers.items() if number]
     if others:
-        raise FormatError(
-            f"{path}: contains mixed files, {fmt.label} images and {' and '.join(others)}; pass format={fmt.name!r} to "
-            f"read only the {fmt.label} images, or the path of another file"
-        )
+        problem = f"contains mixed files, {fmt.label} images and {' and '.join(others)}"
+        remedy = f"pass format={fmt.name!r} to read only the {fmt.label} images, or the path of another file"
+        raise FormatError(f"{path}: {problem}; {remedy}")
 
 
 def is_plain(path: Path) -> bool:
@@ -261,10 +248,8 @@ def is_plain(path: Path) -> bool:
 
 
 def _file_formats(path: Path) -> list[Format]:
-    name = path.name.lower()
-    if name.endswith(TIFF_SUFFIXES):
-        return [get_format("tiff")]
-    of_name = of_suffix(name, files=True)
+    is_tiff = path.name.lower().endswith(TIFF_SUFFIXES)
+    of_name = get_format("tiff") if is_tiff else of_suffix(path.name, files=True)
     if of_name is not None:
         return [of_name]
     head = _head(path)
@@ -288,7 +273,7 @@ def _folder_formats(path: Path) -> list[str]:
     entries = {name for name in os.listdir(path) if not is_hidden(name)}  # noqa: PTH208  # Only names are needed.
     if OME_ARROW_MANIFEST in entries:
         return ["ome_arrow"]
-    names = ["lance"] if "_versions" in entries or path.name.lower().endswith(".lance") else []
+    names = ["lance"] if "_versions" in entries or path.name.lower().endswith(_LANCE_SUFFIX) else []
     if any(name.lower().endswith(TIFF_SUFFIXES) for name in entries):
         names.append("tiff")
     if is_zarr_node(str(path)) or any(is_zarr_node(f"{path}/{name}") for name in entries):
@@ -304,9 +289,6 @@ def is_zarr_node(path: str) -> bool:
     return any(os.path.isfile(f"{path}/{name}") for name in ZARR_FILES)  # noqa: PTH113  # of thousands of folders
 
 
-_LANCE_SUFFIX = ".lance"
-
-
 def table_path(folder: Path, table: str | None) -> Path | None:
     """Return the path of the table called ``table``, or of the only table, in a LanceDB folder; None without tables."""
     # Raises `ArgumentError` if the table does not exist; `FormatError` if none is requested and there are several.
@@ -317,14 +299,11 @@ def table_path(folder: Path, table: str | None) -> Path | None:
         return None
     listed = ", ".join(map(repr, names))
     if table is not None and table not in names:
-        raise ArgumentError(
-            "no such table in the folder", path=folder, option="table", value=table, remedy=f"pass one of {listed}"
-        )
+        problem, remedy = "no such table in the folder", f"pass one of {listed}"
+        raise ArgumentError(problem, path=folder, option="table", value=table, remedy=remedy)
     if table is None and len(names) > 1:
-        raise FormatError(
-            f"{folder}: contains {len(names)} Lance tables: {listed}; pass table= with the name of one, "
-            f"or {str(folder / f'*{_LANCE_SUFFIX}')!r} to open all as one collection"
-        )
+        remedy = f"pass table= with the name of one, or {str(folder / f'*{_LANCE_SUFFIX}')!r} to open all as one"
+        raise FormatError(f"{folder}: contains {len(names)} Lance tables: {listed}; {remedy}")
     return folder / f"{table or names[0]}{_LANCE_SUFFIX}"
 
 
@@ -334,8 +313,7 @@ def refuse_open_table(value: object) -> None:
         return
     uri = getattr(value, "uri", None) if type(value).__name__ == "LanceTable" else None
     if uri is None or uri.startswith("memory:"):
-        raise ArgumentError(
-            f"{value!r}: expected a path, not a LanceDB object; pass the folder or URL of a table, or first copy it "
-            f"from memory or LanceDB Cloud: lancedb.connect(FOLDER).create_table(NAME, table.to_arrow())"
-        )
+        copied = "copy it from memory or LanceDB Cloud: lancedb.connect(FOLDER).create_table(NAME, table.to_arrow())"
+        remedy = f"pass the folder or URL of a table, or first {copied}"
+        raise ArgumentError(f"{value!r}: expected a path, not a LanceDB object; {remedy}")
     raise ArgumentError(f"{value!r}: expected a path, not a LanceDB table; pass {uri!r} to read its newest version")
