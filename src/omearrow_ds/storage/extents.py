@@ -44,10 +44,7 @@ class ChunkLayout(NamedTuple):
 
 
 class ImageChunks(NamedTuple):
-    """Byte ranges of the chunks of one image: first byte and number of bytes, in numbers of chunks (T, C, Z, Y * X).
-
-    Without lengths, chunks are uncompressed planes.
-    """
+    """First byte and number of bytes of the chunks (T, C, Z, Y * X) of an image; no lengths if they are planes."""
 
     layout: ChunkLayout
     file: ChunkFile
@@ -57,7 +54,6 @@ class ImageChunks(NamedTuple):
 
 @lru_cache(64)  # Most images of a folder are alike.
 def plane_layout(dtype: np.dtype[Any], side: tuple[int, int]) -> ChunkLayout:
-    """Return the layout of uncompressed planes of a dtype and a shape (Y, X)."""
     return ChunkLayout((1, 1, 1, *side), 1, dtype, dtype.newbyteorder("="))
 
 
@@ -112,9 +108,7 @@ class _ChunkReads:
 
     def group(self) -> _ChunksByFile:
         """Return the windows that the regions need, by file and chunk number."""
-        image, (first, *others) = self.image, self.regions
-        if not others and first[1].shape == image.shape == image.layout.chunk_shape:  # An image of one chunk.
-            return {0: {0: [(first[1], ())]}}
+        image = self.image
         files: _ChunksByFile = {}
         grid = image.shape, image.layout.chunk_shape, image.shard
         for region, array in self.regions:
@@ -161,8 +155,7 @@ _Request = tuple[ImageChunks, Region, Array, _FileReads]
 class ExtentReader:
     """Reader of whole images and regions, which opens each file and decodes each chunk once per call.
 
-    After ``errors`` of locating and decoding, the library of the format reads the image. ``max_parallel_files`` are
-    read at once.
+    After ``errors`` of locating and decoding, the library of the format reads the image.
     """
 
     def __init__(self, errors: tuple[type[Exception], ...] = (), max_parallel_files: int = 1) -> None:
@@ -186,13 +179,6 @@ class ExtentReader:
 
     def clear(self) -> None:
         self._cache, self._cached_bytes = {}, 0
-
-    def _forget(self, file: ChunkFile) -> bool:
-        """Drop the cached chunks of a file; return False if it has none."""
-        remaining = {key: image for key, image in self._cache.items() if image is None or image.file is not file}
-        is_cached = len(remaining) < len(self._cache)
-        self._cache = remaining
-        return is_cached
 
     def read(
         self, locate: Locate, rows: Sequence[int], regions: Sequence[Region], images: Targets = None
@@ -265,7 +251,6 @@ class ExtentReader:
         return self._in_parallel(partial(self._read_files, arrays), reads_by_file)
 
     def _locate_images(self, locate: Locate, rows: Sequence[int]) -> Mapping[int, Located | None]:
-        """Return the chunks of images, cached or located now."""
         images: Mapping[Any, Located | None] = self._cache
         if len(rows) == 1:
             return images if rows[0] in images else {rows[0]: self._locate_all(locate, rows)[0]}
@@ -306,7 +291,9 @@ class ExtentReader:
                 if reads.chunks:
                     _decode_chunks(reads)
             except ChangedFileError:
-                if isinstance(reads, _FileReads) and self._forget(reads.file):
+                cache, file = self._cache, reads.file if isinstance(reads, _FileReads) else None
+                self._cache = {key: image for key, image in cache.items() if image is None or image.file is not file}
+                if len(self._cache) < len(cache):
                     changed += reads.requests
             except OMEArrowDSError:
                 raise
@@ -345,7 +332,6 @@ def _plan_planes(requests: Iterable[_Request]) -> None:
 
 
 def _plan_chunks(requests: Iterable[_Request]) -> None:
-    """Add the chunks that requests meet to the reads of their files."""
     for (layout, _, offsets, lengths), region, array, reads in requests:
         assert lengths is not None
         for (t, c, z, row, column), inner, outer in chunk_windows(region, layout.chunk_shape):

@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 
 from omearrow_ds.kernels.stacks import Prefixes, Stacks
-from omearrow_ds.storage.byte_source import ByteRange, MappedFile
-
-Array = np.ndarray[Any, Any]
+from omearrow_ds.storage.byte_source import Array, ByteRange, MappedFile
 
 
 class OtherLayoutError(Exception):
@@ -112,10 +110,8 @@ class ImageExtents:
         for row, data in zip(rows, stored, strict=True):
             layout = self.layouts[row]
             if not self._is_checked[row]:
-                if (
-                    not layout.has_prefixes(data, layout.prefix_bytes)
-                    or len(data) < layout.prefix_bytes + layout.num_bytes
-                ):
+                first = layout.prefix_bytes
+                if not layout.has_prefixes(data, first) or len(data) < first + layout.num_bytes:
                     raise OtherLayoutError
                 self._is_checked[row] = 1
             images.append(layout.image(data, layout.prefix_bytes))
@@ -141,9 +137,9 @@ class ImageExtents:
     def stacks(self, data: Array, first: int, stop: int) -> list[Array] | None:
         """Return images ``first`` to ``stop - 1`` of a mapped file, unchecked, in arrays with equal distances."""
         # Returns None if the images differ in layout, or cannot be views.
-        layout = self.layouts[first]
-        strides = layout.strides
-        if strides is None or any(other is not layout for other in self.layouts[first:stop]):
+        layouts = self.layouts[first:stop]
+        strides = layouts[0].strides if layouts else None
+        if strides is None or any(layout is not layouts[0] for layout in layouts):
             return None
         steps = np.diff(self.starts[first:stop])
         bounds = [first, *(np.flatnonzero(np.diff(steps)) + first + 2).tolist(), stop]
@@ -151,8 +147,8 @@ class ImageExtents:
         for low, high in pairwise(bounds):
             if low < high:
                 step = int(steps[low - first]) if high > low + 1 else 0
-                shape = (high - low, *layout.shape)
-                arrays.append(np.ndarray(shape, layout.dtype, data, self._starts[low], (step, *strides)))
+                shape = (high - low, *layouts[0].shape)
+                arrays.append(np.ndarray(shape, layouts[0].dtype, data, self._starts[low], (step, *strides)))
         return arrays
 
 

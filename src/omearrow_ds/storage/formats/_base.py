@@ -94,7 +94,6 @@ class Header:
 
     @cached_property
     def rows(self) -> Array:
-        """Row number of each image in the table, as an int64 array."""
         return np.arange(len(self.image_ids)) if self.selected_rows is None else self.selected_rows
 
     @cached_property
@@ -219,7 +218,6 @@ def stored_size(images: Images) -> tuple[int, int, int]:
 
 
 def outline_of(images: Images) -> Outline:
-    """Return the storage layout of the images, and the metadata of a few of them."""
     details, rows = images.details, spread(len(images))
     return details.outline() or Outline(details.storage_info(), list(map(images.metadata, rows)))
 
@@ -269,7 +267,6 @@ def decode_into(images: Images, out: ImageBuffer, done: Done | None = None) -> N
 
 
 def files_below(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield these files, and all files in these folders."""
     for path in paths:
         if path.is_dir():
             yield from (Path(entry) for entry in entries_below(path) if entry.is_file())
@@ -278,7 +275,6 @@ def files_below(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def is_uniform(shapes: Array, dtypes: Sequence[np.dtype[Any]]) -> bool:
-    """Return whether all images of a collection have one shape and dtype."""
     return len(set(dtypes)) <= 1 and bool((shapes == shapes[:1]).all())
 
 
@@ -310,15 +306,10 @@ def crop_images(images: Images, rows: Sequence[int], regions: Sequence[Region]) 
     return [arrays[position] for position in range(len(rows))]
 
 
-def split_groups(
-    starts: Sequence[int], are_whole: Iterable[bool], sizes_bytes: Array, max_bytes: int
-) -> Iterator[slice]:
-    """Yield the rows of each group, in parts of ``max_bytes`` unless the group is decoded as a whole.
-
-    ``starts`` ends with the number of rows.
-    """
+def split_groups(starts: Sequence[int], are_whole: Iterable[bool], num_bytes: Array, max_bytes: int) -> Iterator[slice]:
+    """Yield the rows of each group, between ``starts``, in parts of ``max_bytes`` unless it is decoded as a whole."""
     for is_whole, (start, stop) in zip(are_whole, pairwise(starts), strict=True):
-        parts = [slice(0, stop - start)] if is_whole else split_by_bytes(sizes_bytes[start:stop], max_bytes)
+        parts = [slice(0, stop - start)] if is_whole else split_by_bytes(num_bytes[start:stop], max_bytes)
         yield from (slice(start + part.start, start + part.stop) for part in parts)
 
 

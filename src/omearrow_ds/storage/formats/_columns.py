@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import lib
 
 from omearrow_ds.codec.schema import CHECKSUM_COLUMN
 from omearrow_ds.errors import ArgumentError, ColumnError, MetadataError
@@ -24,24 +25,15 @@ _DEPTH = 12  # Vortex allocates terabytes for lists nested 32 deep, and ends the
 _MOST_LISTED, _NEAREST = 20, 3  # Column names in an error.
 MAX_COLUMNS_AT_ONCE = 64  # Columns of wider tables are read on request, those of others when a table is opened.
 _DECIMAL128_DIGITS, _DECIMAL256_DIGITS = 38, 76
-_LISTS = (
-    pa.lib.Type_LIST,
-    pa.lib.Type_LARGE_LIST,
-    pa.lib.Type_FIXED_SIZE_LIST,
-    pa.lib.Type_LIST_VIEW,
-    pa.lib.Type_LARGE_LIST_VIEW,
-)
-_TEXTS = (pa.lib.Type_LARGE_STRING, pa.lib.Type_STRING_VIEW)
-_BYTES = (pa.lib.Type_LARGE_BINARY, pa.lib.Type_BINARY_VIEW, pa.lib.Type_FIXED_SIZE_BINARY)
+_LISTS = (lib.Type_LIST, lib.Type_LARGE_LIST, lib.Type_FIXED_SIZE_LIST, lib.Type_LIST_VIEW, lib.Type_LARGE_LIST_VIEW)
+_TEXTS = (lib.Type_LARGE_STRING, lib.Type_STRING_VIEW)
+_BYTES = (lib.Type_LARGE_BINARY, lib.Type_BINARY_VIEW, lib.Type_FIXED_SIZE_BINARY)
 _OF_TIMES = {pa.date64(): pa.date32(), pa.time32("s"): pa.time64("us"), pa.time32("ms"): pa.time64("us")}
 _STORED_EXTENSIONS = ("arrow.uuid", "arrow.json", "arrow.bool8", "arrow.fixed_shape_tensor")
 
 
 class ColumnReader:
-    """Columns of images or objects, one row per id, which are read on request.
-
-    A subclass either sets ``table``, or sets ``schema`` and implements `_read`.
-    """
+    """Columns read on request; a subclass sets ``table``, or sets ``schema`` and implements `_read`."""
 
     path: Path
     image_ids: Sequence[str]
@@ -53,14 +45,11 @@ class ColumnReader:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """Names and types of the columns."""
         return self.table.schema
 
     @property
     def names(self) -> list[str]:
-        """Names of the columns."""
-        names: list[str] = self.schema.names
-        return names
+        return list(self.schema.names)
 
     def column(self, name: str) -> pa.ChunkedArray:
         """Return one column without reading the others."""
@@ -69,23 +58,24 @@ class ColumnReader:
 
     def select(self, names: Sequence[str]) -> pa.Table:
         """Return the named columns in the order of ``names`` without reading other columns."""
+        if isinstance(names, str) or len(set(names)) < len(names):
+            allowed, remedy = "a list of distinct column names", "pass each name once"
+            raise ArgumentError(option="names", value=names, allowed=allowed, remedy=remedy)
         known = self.names
-        unknown = set(check_column_names(names)).difference(known)
+        unknown = set(names).difference(known)
         if unknown:
             raise unknown_column(next(name for name in names if name in unknown), known, self.path)
         table = vars(self).get("table")
         return self._read(list(names)) if table is None else table.select(list(names))
 
     def _read(self, names: list[str]) -> pa.Table:
-        """Read existing columns."""
         return self.table.select(names)
 
 
 class ImageColumns(ColumnReader):
     """Columns and checksums of the images of a collection.
 
-    ``columns`` are those that were read when the collection was opened, or their schema if ``read`` returns existing
-    columns on request. ``find_checksums`` returns a string or a null per image, or None if no checksums are stored.
+    ``columns`` are those that were read at opening, or their schema if ``read`` returns existing columns on request.
     """
 
     def __init__(
@@ -118,14 +108,6 @@ def columns_at_once(names: Sequence[str]) -> Sequence[str]:
     return names if is_narrow(names) else [name for name in names if name == CHECKSUM_COLUMN]
 
 
-def check_column_names(names: Sequence[str]) -> Sequence[str]:
-    """Return ``names``; raise `ArgumentError` if it is a single string or has repeated names."""
-    if isinstance(names, str) or len(set(names)) < len(names):
-        remedy = "pass each name once"
-        raise ArgumentError(option="names", value=names, allowed="a list of distinct column names", remedy=remedy)
-    return names
-
-
 def unknown_column(name: object, known: Sequence[str], path: Path | str, use: str = "") -> ColumnError:
     """Return the error for a missing column; its message lists all columns if they are few, else similar names."""
     listed = list(known)
@@ -135,15 +117,13 @@ def unknown_column(name: object, known: Sequence[str], path: Path | str, use: st
     return ColumnError(f"{path}: no column {name!r}{use}", column=str(name), remedy=f"choose one of {listed}{share}")
 
 
-def plain_columns(columns: pa.Table, subject: str, plain: pa.Schema | None = None) -> pa.Table:
-    """Return ``columns`` with plain Arrow types; ``subject`` names the table in errors, ``plain`` is the plain schema.
+def plain_columns(columns: pa.Table, subject: str) -> pa.Table:
+    """Return ``columns`` with plain Arrow types; ``subject`` names the table in errors.
 
-    Views, 64-bit offsets, dictionaries, runs and maps (lists of ``key`` and ``value``) get a plain layout. Times are in
-    UTC and in µs, or in ns if they were; decimals have 128 bits if they have up to 38 digits. UUIDs become bytes, JSON
-    becomes text, ``bool8`` becomes bool, and tensors become lists of lists. Raises `MetadataError` if a type has no
-    plain form (a union), or a value does not fit it.
+    Times are in UTC and in µs, or in ns if they were; decimals have 128 bits if they have up to 38 digits. Maps become
+    lists of ``key`` and ``value``, UUIDs bytes, JSON text, and tensors lists. Raises `MetadataError` for other types.
     """
-    plain, arrays = plain or plain_schema(columns.schema, subject), []
+    plain, arrays = plain_schema(columns.schema, subject), []
     for field, column in zip(plain, columns.columns, strict=True):
         if field.type.equals(column.type, check_metadata=True):  # Names of list items too, as Parquet changes them.
             arrays.append(column)
@@ -151,11 +131,8 @@ def plain_columns(columns: pa.Table, subject: str, plain: pa.Schema | None = Non
         try:
             arrays.append(pa.chunked_array([_plain(chunk) for chunk in column.chunks], field.type))
         except pa.ArrowException as error:
-            raise MetadataError(
-                f"{subject}: column {field.name!r}: {column.type} values cannot be converted to {field.type}: {error}; "
-                f"correct them",
-                column=field.name,
-            ) from error
+            problem = f"column {field.name!r}: {column.type} values cannot be converted to {field.type}: {error}"
+            raise MetadataError(f"{subject}: {problem}; correct them", column=field.name) from error
     return pa.Table.from_arrays(arrays, schema=plain) if arrays else columns
 
 
@@ -166,10 +143,8 @@ def plain_schema(stored: pa.Schema, subject: str) -> pa.Schema:
         kind = _plain_type(field.type)
         if kind is None:
             bad = next(kind for kind in all_types(field.type) if _has_no_plain_form(kind))
-            raise MetadataError(
-                f"{subject}: column {field.name!r}: the type {bad} is not supported; cast it, or leave the column out",
-                column=field.name,
-            )
+            problem = f"column {field.name!r}: the type {bad} is not supported"
+            raise MetadataError(f"{subject}: {problem}; cast it, or leave the column out", column=field.name)
         plain.append(pa.field(field.name, kind))
     return pa.schema(plain)
 
@@ -216,7 +191,6 @@ def refuse_types(columns: pa.Schema, unheld: Sequence[Callable[[pa.DataType], bo
 
 
 def all_types(kind: pa.DataType) -> Iterator[pa.DataType]:
-    """Yield an Arrow type and all types nested in it."""
     yield kind
     if isinstance(kind, pa.BaseExtensionType):
         yield from all_types(kind.storage_type)

@@ -7,7 +7,6 @@ import os
 import resource
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import NoReturn
 
 from omearrow_ds.errors import FormatError, OMEArrowDSError
@@ -19,9 +18,7 @@ MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError
 class translate_errors:  # noqa: N801  # reads as a phrase: with translate_errors(path, "Parquet", errors):
     """Context that converts ``errors`` and panics of Rust libraries to a `FormatError` that names ``path``.
 
-    ``failure`` interprets the error: a file that was replaced since it was opened is not damaged.
-
-    It is entered at every read, for which a `contextlib.contextmanager` takes five times as long.
+    ``failure`` may return another error. At every read, a `contextlib.contextmanager` would take five times as long.
     """
 
     __slots__ = ("_errors", "_failure", "_label", "_path")
@@ -37,9 +34,7 @@ class translate_errors:  # noqa: N801  # reads as a phrase: with translate_error
 
     def __enter__(self) -> None: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, OMEArrowDSError):
             error.path = error.path or str(self._path)
         if error is None or isinstance(error, OMEArrowDSError):
@@ -72,7 +67,6 @@ def refuse_odd_name(path: Path) -> None:
 
 
 def refuse(path: str | os.PathLike[str], problem: str, remedy: str) -> NoReturn:
-    """Raise `FormatError` for a file, folder or URL."""
     raise FormatError(problem, path=path, remedy=remedy)
 
 
@@ -84,9 +78,8 @@ def damaged(path: Path, label: str, error: BaseException) -> FormatError:
         return FormatError(f"{path}: cannot be read: {error.strerror} ({error.filename}); ask its owner for permission")
     if os.strerror(errno.EMFILE) in str(error):
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return FormatError(
-            f"{path}: cannot be opened: this process reached its limit of {limit:,} open files; raise it with ulimit -n"
-        )
+        problem = f"cannot be opened: this process reached its limit of {limit:,} open files"
+        return FormatError(f"{path}: {problem}; raise it with ulimit -n")
     remedy = "it is damaged, incomplete or in another format, restore it"
     return FormatError(f"{path}: cannot be read as {label}: {first_line(error)}; {remedy}")
 

@@ -16,11 +16,8 @@ _keep_for_ever = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.
 class ProcessLocal(Generic[Handle]):
     """A handle, such as an open file, that each process opens at its first use.
 
-    A forked child opens its own. It keeps the inherited handle, unused and unclosed, until it exits: Lance and DuckDB
-    crash if a child closes its parent's handle.
-
-    A bound method as opener is referenced weakly. Otherwise, its owner, which owns this handle, would only be freed by
-    the garbage collector, together with files, connections and their threads.
+    A forked child keeps the inherited handle, unclosed, until it exits: Lance and DuckDB crash if a child closes it. A
+    bound method as opener is referenced weakly, so that its owner is freed without the garbage collector.
     """
 
     _owner: tuple[int, Handle] | None = None  # also set on the class: Ctrl-C may come before an instance has its own

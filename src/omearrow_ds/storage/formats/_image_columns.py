@@ -8,18 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import filterfalse
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from omearrow_ds.codec import schema
-from omearrow_ds.codec.leaves import child, flags, is_text, numbers, whole_numbers
+from omearrow_ds.codec.leaves import Array, child, flags, is_text, numbers, whole_numbers
 from omearrow_ds.errors import FormatError
 from omearrow_ds.text import count
 
-Array = np.ndarray[Any, Any]
 _PIXEL_FIELDS = ("chunks", "planes")
 _UNREAD_FIELDS = (*_PIXEL_FIELDS, "masks")
 _PIXELS_LIMIT = 2.0**59
@@ -50,10 +48,7 @@ class ImageColumn:
 
 
 class Kinds(NamedTuple):
-    """Shapes (n, 5) and stored dtypes of the images of a table, and which images are null.
-
-    A null image has no pixels: each of its sizes is 0, and its dtype is that of another image.
-    """
+    """Shapes (n, 5) and dtypes of images, and which are null: these have sizes of 0 and the dtype of another image."""
 
     shapes: Array
     dtypes: list[np.dtype[Any]]
@@ -83,7 +78,6 @@ class ImagesOf:
         return cls(name, len(rows), nulls, dict(shapes.most_common()), dict(dtypes.most_common()))
 
     def __add__(self, other: ImagesOf) -> ImagesOf:
-        """Return the combined contents of two columns of one name."""
         shapes = dict((Counter(self.shapes) + Counter(other.shapes)).most_common())
         dtypes = dict((Counter(self.dtypes) + Counter(other.dtypes)).most_common())
         counts = self.images + other.images, self.nulls + other.nulls
@@ -111,17 +105,12 @@ def image_columns(table: pa.Schema) -> dict[str, ImageColumn]:
     return columns
 
 
-def refuse_twins(column: ImageColumn, path: Path) -> None:
-    """Raise `FormatError` if an image struct, or a struct nested in it, has two fields with the same name."""
-    if _has_twins(column.type):
-        raise FormatError(f"{path}: column {column.name!r} has a struct with two fields of the same name; rename one")
-
-
-@functools.lru_cache(16)  # many third-party files share one type
-def _has_twins(kind: pa.DataType) -> bool:
+@functools.lru_cache(16)  # Many third-party files share one type.
+def has_twins(kind: pa.DataType) -> bool:
+    """Whether an image struct, or a struct nested in it, has two fields with the same name."""
     fields = [kind.field(number) for number in range(kind.num_fields)]
     names = {field.name for field in fields}
-    return len(names) < len(fields) or any(_has_twins(field.type) for field in fields)
+    return len(names) < len(fields) or any(has_twins(field.type) for field in fields)
 
 
 def holds_pixels(path: str, column: ImageColumn) -> bool:
@@ -152,11 +141,8 @@ def kinds_of(info: pa.Table, subject: str) -> Kinds:
         is_plain = pa.types.is_integer(size.type) and not size.null_count
         shapes[:, axis] = numbers(size) if is_plain else whole_numbers(size)
     shapes[null] = 0
-    is_large = shapes.astype(float).prod(axis=1) >= _PIXELS_LIMIT
-    for is_bad, problem in (
-        ((shapes <= 0).any(axis=1) & ~null, "expected positive integers"),
-        (is_large, "2**59 pixels or more"),
-    ):
+    is_small, is_large = (shapes <= 0).any(axis=1) & ~null, shapes.astype(float).prod(axis=1) >= _PIXELS_LIMIT
+    for is_bad, problem in ((is_small, "expected positive integers"), (is_large, "2**59 pixels or more")):
         if is_bad.any():
             shape = f"image {is_bad.argmax()} has the shape {shapes[is_bad.argmax()].tolist()}"
             raise FormatError(f"{subject}: {shape}, {problem}; correct pixels_meta")

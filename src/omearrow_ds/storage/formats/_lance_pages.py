@@ -30,15 +30,13 @@ from lance.fragment import FragmentSession
 from omearrow_ds.codec.decode import new_image
 from omearrow_ds.errors import DecodeError
 from omearrow_ds.kernels.stacks import Stacks
-from omearrow_ds.storage.byte_source import MappedFile
+from omearrow_ds.storage.byte_source import Array, MappedFile
 from omearrow_ds.storage.formats._codecs import decompress_into
 from omearrow_ds.storage.formats._image_columns import ImageColumn, holds_pixels
 from omearrow_ds.storage.formats._stored import spread
 from omearrow_ds.storage.formats._table import Kind, as_arrays
 from omearrow_ds.storage.formats._urls import as_parsed
 from omearrow_ds.storage.image_extents import ImageExtents, OtherLayoutError, PieceLayout, stack_images
-
-Array = np.ndarray[Any, Any]
 
 _OFFSET_BYTES = (1, 2, 4, 8)
 _HEADER_BYTES = (5, 9)  # a control byte, and the length of a binary or of a large binary value
@@ -50,10 +48,7 @@ Client = dict[str, str] | None  # storage options of a server
 
 
 class Places(NamedTuple):
-    """Start offset of the first header of each image in a file, and the size of the header before each chunk.
-
-    zstd-compressed images also have stop offsets.
-    """
+    """Start offset of the first header of each image, and the bytes before each chunk; stop offsets for zstd."""
 
     starts: Array
     header_bytes: int
@@ -89,7 +84,6 @@ def whole_files(dataset: lance.LanceDataset) -> list[DataFile]:
 
 
 def open_file(path: Path, name: str, client: Client) -> LanceFileReader:
-    """Return a reader for the metadata of one data file of a dataset."""
     return LanceFileReader(as_parsed(path / "data" / name), storage_options=client)
 
 
@@ -111,7 +105,6 @@ def pixel_bytes(dataset: lance.LanceDataset, path: Path, column: ImageColumn, cl
 
 
 def _leaf_ids(fields: Iterable[Any], prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Yield path and id of the leaf fields of a Lance schema."""
     for field in fields:
         path = f"{prefix}{field.name()}"
         children = field.children()
@@ -182,7 +175,7 @@ def _header_bytes(row_bytes: Array, size_bytes: Array, pieces: Array, *, is_zstd
 class PixelPages:
     """Images of one mapped data file, with one chunk per (t, c), in order.
 
-    ``kinds`` are shape and native dtype of each image of the dataset; ``start`` is the first image of the file.
+    ``kinds`` are those of all images of the dataset; ``start`` is the first image of the file.
     """
 
     def __init__(self, path: Path, locations: Places, kinds: Sequence[Kind], start: int) -> None:
@@ -234,15 +227,13 @@ class PixelPages:
         image = new_image(shape, dtype, image_name)
         # A frame is decompressed only if its header states the size of the chunk, and it ends within the row.
         for number, chunk in enumerate(image.reshape(shape[0] * shape[1], -1).view(np.uint8)):
-            if start + _ZSTD_HEADER.size > stop:
-                raise _damaged(image_name)
-            control, length, size = _ZSTD_HEADER.unpack_from(self.mapping.file, start)
-            end = start + _ZSTD_LENGTH_BYTES + length
-            if control != (number == 0) or size != chunk.size or end > stop:
-                raise _damaged(image_name)
             try:
+                control, length, size = _ZSTD_HEADER.unpack_from(self.mapping.file, start)
+                end = start + _ZSTD_LENGTH_BYTES + length
+                if control != (number == 0) or size != chunk.size or end > stop:
+                    raise _damaged(image_name)
                 decompress_into("zstd", self.mapping.data[start + _ZSTD_HEADER.size : end], chunk)
-            except ValueError as error:
+            except (ValueError, struct.error) as error:
                 raise _damaged(image_name) from error
             start = end
         if start != stop:

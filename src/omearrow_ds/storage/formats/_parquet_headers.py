@@ -36,10 +36,7 @@ def header_reader(file: ByteSource) -> ReadRange:
 
 
 class Page(NamedTuple):
-    """Body of a data page: its byte range, its size before compression, and its number of entries.
-
-    Version 2 also states the lengths of the levels, and the number of nulls.
-    """
+    """Body of a data page and its number of entries; pages of version 2 also state their level bytes and nulls."""
 
     start: int
     stop: int

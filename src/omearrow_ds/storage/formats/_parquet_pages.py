@@ -24,7 +24,7 @@ import numpy as np
 from omearrow_ds.codec.decode import Expected
 from omearrow_ds.codec.leaves import cast, decompress
 from omearrow_ds.storage.byte_source import ByteRange, ByteSource
-from omearrow_ds.storage.formats._base import group_by_part
+from omearrow_ds.storage.formats._base import Array, group_by_part
 from omearrow_ds.storage.formats._codecs import decompress_into
 from omearrow_ds.storage.formats._parquet_headers import (
     BY_DICTIONARY,
@@ -36,8 +36,6 @@ from omearrow_ds.storage.formats._parquet_headers import (
     varint,
 )
 from omearrow_ds.storage.image_extents import ImageExtents, OtherLayoutError, PieceLayout
-
-Array = np.ndarray[Any, Any]
 
 _LENGTH = np.dtype("<u4")
 _LIST_VALUE = np.dtype("<i4")
@@ -114,7 +112,6 @@ class PageReader:
     def _read_group(
         self, table: PagedTable, number: int, rows: Sequence[int], in_group: Sequence[int], data: list[memoryview]
     ) -> list[Array]:
-        """Return images of a row group from the bytes of their ranges."""
         pages = self._pages[number]
         if pages is not None:
             try:
@@ -142,7 +139,9 @@ class PageReader:
         arrays: list[Array] = []
         for number in range(len(table.starts) - 1):
             pages, data = self.pages(table, number), self.file.data
-            of_group = pages.page_stacks(data) if isinstance(pages, PlainPages) and data is not None else None
+            if data is None or not isinstance(pages, PlainPages):
+                return None
+            of_group = pages.stacks(data, 0, len(pages.layouts))
             if of_group is None:
                 return None
             arrays += of_group
@@ -178,11 +177,7 @@ def _request_headers(file: ByteSource, chunk: ColumnChunk) -> None:
 
 
 class PageIndex:
-    """Pages of a row group, and offsets of its images among the values of the row group.
-
-    The size of each chunk follows from shape and dtype, so the offset of an image is known without reading the values
-    before it.
-    """
+    """Pages of a row group, and offsets of its images, which follow from shapes and dtypes without reading values."""
 
     def __init__(self, file: ByteSource, chunk: ColumnChunk, expected: Expected, num_pieces: Array) -> None:
         prefix_bytes = 0 if chunk.lists else _LENGTH.itemsize
@@ -196,21 +191,16 @@ class PageIndex:
         self.only_layout = self.layouts[0] if len(set(map(id, self.layouts))) == 1 else None
         is_compressed = chunk.codec is not None
         self.pages = list(iter_pages(header_reader(file), chunk.start, chunk.stop, compressed=is_compressed))
-        # A null image has one entry without a value.
-        self.first_rows = self._first_rows(np.maximum(num_pieces * pixels if chunk.lists else num_pieces, 1), chunk)
-
-    def _first_rows(self, num_entries: Array, chunk: ColumnChunk) -> list[int]:
-        """Return the first image of each page, followed by the number of images; each page begins with an image."""
+        # A null image has one entry without a value. Each page begins with an image.
+        num_entries = np.maximum(num_pieces * pixels if chunk.lists else num_pieces, 1)
         before_image = np.concatenate([[0], np.cumsum(num_entries)])
         before_page = np.concatenate([[0], np.cumsum([page.entries for page in self.pages])])
         first_rows = np.searchsorted(before_image, before_page)
         if not before_page[-1] == before_image[-1] == chunk.entries or (before_image[first_rows] != before_page).any():
             raise OtherLayoutError
-        rows: list[int] = first_rows.tolist()
-        return rows
+        self.first_rows: list[int] = first_rows.tolist()  # One per page, then the number of images.
 
     def num_nulls(self, page: int) -> int:
-        """Return the number of null images of a page."""
         bounds = self.first_pieces[self.first_rows[page] : self.first_rows[page + 1] + 1]
         return int((bounds[:-1] == bounds[1:]).sum())
 
@@ -236,7 +226,6 @@ class PlainPages(ImageExtents):
         self.first_rows, self._only_layout = index.first_rows, index.only_layout
 
     def stream(self, data: Array) -> Iterator[Array | list[Array]]:
-        """Yield the images of each page."""
         for first, stop in itertools.pairwise(self.first_rows):
             if self._only_layout is not None and self._only_layout.num_pieces:
                 self.check(data, first, stop)
@@ -244,12 +233,6 @@ class PlainPages(ImageExtents):
             else:
                 rows = range(first, stop)
                 yield self.images(rows, [data.data[start:end] for start, end in self.ranges(rows)])
-
-    def page_stacks(self, data: Array) -> list[Array] | None:
-        """Return one array per page with its images; None if images differ in shape or dtype, or cannot be views."""
-        if self._only_layout is None or self._only_layout.strides is None:
-            return None
-        return [self.stack(data, first, stop) for first, stop in itertools.pairwise(self.first_rows)]
 
 
 class EncodedPages(PageIndex):
@@ -264,7 +247,6 @@ class EncodedPages(PageIndex):
         self._starts: list[int] = self.starts.tolist()
 
     def ranges(self, rows: Sequence[int]) -> list[ByteRange]:
-        """Return the byte ranges of the pages of sorted ``rows``."""
         pages = [self.pages[number] for number, _ in group_by_part(self.first_rows, rows)]
         return [(page.start, page.stop) for page in pages]
 
@@ -276,7 +258,6 @@ class EncodedPages(PageIndex):
         return images
 
     def stream(self, data: Array) -> Iterator[Array | list[Array]]:
-        """Yield the images of each page."""
         for page, rows in enumerate(itertools.starmap(range, itertools.pairwise(self.first_rows))):
             yield self._images_of_page(page, rows, data[self.pages[page].start : self.pages[page].stop])
 
@@ -354,12 +335,8 @@ class EncodedPages(PageIndex):
 class DictionaryPages(ImageExtents):
     """The chunks of one row group, one per row, each stored as an index into a PLAIN-encoded dictionary page.
 
-    Parquet libraries write dictionaries by default. The dictionary page holds all values of the row group and is
-    decompressed as a whole; it is not cached. Raises `OtherLayoutError` if the pages have an unsupported layout;
-    `images` may raise it too.
-
-    ``chunk`` is the byte range of the row group's pixel leaf with its dictionary, which is not nested in a list; its
-    data pages begin at ``data_start``.
+    Parquet libraries write dictionaries by default. The page holds all values of the row group; it is decompressed as a
+    whole, and not cached. ``chunk`` is not nested in a list; its data pages begin at ``data_start``.
     """
 
     def __init__(self, file: ByteSource, chunk: ColumnChunk, data_start: int, expected: Expected) -> None:
@@ -398,7 +375,6 @@ class DictionaryPages(ImageExtents):
         return super().images(rows, [values.data[start:stop] for start, stop in super().ranges(rows)])
 
     def stream(self, data: Array) -> Iterator[list[Array]]:
-        """Yield all chunks."""
         yield self.images(range(len(self.layouts)), [data.data[self._page.start : self._page.stop]])
 
 
@@ -478,9 +454,12 @@ def _split(page: Page, chunk: ColumnChunk, body: Array) -> tuple[Array, Array]:
         values = _decompress(page, chunk.codec, body[level_bytes:], page.plain_bytes - level_bytes)
         return body[: page.level_bytes[0] if chunk.levels > 1 else level_bytes], values
     levels, values = list[Array](), _decompress(page, chunk.codec, body, page.plain_bytes)
-    for _ in range(chunk.levels):
-        level, values = _prefixed(values)
-        levels.append(level)
+    for _ in range(chunk.levels):  # Each is stored after its length.
+        stop = _LENGTH.itemsize + int.from_bytes(values[: _LENGTH.itemsize].tobytes(), "little")
+        if stop > len(values):
+            raise OtherLayoutError
+        levels.append(values[_LENGTH.itemsize : stop])
+        values = values[stop:]
     return (levels or [values])[0], values
 
 
@@ -490,14 +469,6 @@ def _decompress(page: Page, codec: str | None, stored: Array, plain_bytes: int) 
     plain = np.empty(_LENGTH.itemsize + plain_bytes, np.uint8)[_LENGTH.itemsize :]  # Aligns pixels after a length.
     decompress_into(codec, stored, plain)
     return plain
-
-
-def _prefixed(body: Array) -> tuple[Array, Array]:
-    """Return the bytes after a length prefix of 4 bytes, and the rest."""
-    stop = _LENGTH.itemsize + int.from_bytes(body[: _LENGTH.itemsize].tobytes(), "little")
-    if stop > len(body):
-        raise OtherLayoutError
-    return body[_LENGTH.itemsize : stop], body[stop:]
 
 
 def _lists_start(levels: Array, counts: Array, first_pieces: Array) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, Self
 
@@ -27,6 +27,9 @@ class Stored:
     # number of opened files if only some were opened, else None
     looked_at: int | None = None
 
+    def by_ranges(self) -> Stored:
+        return replace(self, in_place=False, reading="by byte ranges of an object on a server")
+
 
 class Outline(NamedTuple):
     """Storage layout of a collection, and metadata of a few of its images."""
@@ -48,8 +51,7 @@ class Outline(NamedTuple):
 
 
 def _few(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the channel names and pixel sizes of an image's metadata."""
-    few: dict[str, Any] = {"channels": [{"name": _or_none(str, each["name"])} for each in metadata["channels"]]}
+    few: dict[str, Any] = {"channels": [{"name": _or_none(str, channel["name"])} for channel in metadata["channels"]]}
     for axis in "xyz":
         size, unit = (f"physical_size_{axis}{end}" for end in ("", "_unit"))
         few |= {size: _or_none(float, metadata[size]), unit: _or_none(str, metadata[unit])}

@@ -13,9 +13,8 @@ Item = TypeVar("Item")
 class Stream(Generic[Item]):
     """Iterator for writers that may read from any thread: it stores the exception that ends it, and can be stopped.
 
-    Stream readers replace an exception of the items by their own; ``failure`` is the original. An interrupted writer
-    may leave a thread that keeps reading: `stop` ends the stream and waits until the thread notices. Otherwise, it
-    would crash an interpreter that is exiting (seen with Lance 14).
+    Stream readers replace an exception of the items by their own; ``failure`` is the original. A thread that reads on
+    after an interrupt would crash an interpreter that is exiting (seen with Lance 14).
     """
 
     _notice_s = 1.0

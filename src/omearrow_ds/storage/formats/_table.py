@@ -20,11 +20,12 @@ from omearrow_ds.codec.decode import Expected, ImageBlock, codec_of_chunks
 from omearrow_ds.codec.leaves import among, flags, is_list_view, is_text
 from omearrow_ds.errors import ColumnError, DecodeError, FormatError, ImageColumnError, OMEArrowDSError
 from omearrow_ds.kernels.stacks import Stacks
-from omearrow_ds.resources import image_bytes
+from omearrow_ds.resources import image_bytes, split_by_bytes
 from omearrow_ds.storage.byte_source import MappedFile, ObjectFile, version_fingerprint
 from omearrow_ds.storage.extents import Regions, Targets
 from omearrow_ds.storage.formats import CHUNK_PREFIX, Format, get_format
 from omearrow_ds.storage.formats._base import (
+    BLOCK_BYTES,
     Array,
     Block,
     Details,
@@ -32,19 +33,20 @@ from omearrow_ds.storage.formats._base import (
     Images,
     crop_images,
     forwarded,
+    is_uniform,
     local_files,
     read_distinct,
 )
 from omearrow_ds.storage.formats._columns import MAX_COLUMNS_AT_ONCE, ImageColumns, plain_columns, plain_schema
-from omearrow_ds.storage.formats._error_translation import MALFORMED, damaged
+from omearrow_ds.storage.formats._error_translation import MALFORMED
 from omearrow_ds.storage.formats._file_guard import FileGuard, Fingerprint
 from omearrow_ds.storage.formats._image_columns import (
     OWN_TYPES,
     ImageColumn,
     ImagesOf,
+    has_twins,
     image_columns,
     kinds_of,
-    refuse_twins,
 )
 from omearrow_ds.storage.formats._stored import Stored
 from omearrow_ds.storage.formats._urls import ObjectReader
@@ -56,11 +58,10 @@ _OFFSETS = {pa.binary(): np.int32, pa.large_binary(): np.int64}
 
 @dataclass(frozen=True, kw_only=True)
 class TableOptions:
-    """Options with which a table is opened.
+    """Options of a table; ``look`` reads only ids, shapes, dtypes and columns, ``objects`` the objects of a URL.
 
-    ``look`` reads only ids, shapes, dtypes and columns, ``with_columns`` also the columns without images. ``objects``
-    reads the objects of a URL. Opening a Lance dataset sets ``known``, its version and the fingerprint of its manifest;
-    opening a DuckDB file sets ``variant``, the names of the schema and the table.
+    Opening a Lance dataset sets ``known``, its version and the fingerprint of its manifest; opening a DuckDB file sets
+    ``variant``, the names of the schema and the table.
     """
 
     engine: str | None = None
@@ -86,15 +87,11 @@ class TableHeader:
         self.chunk_codec: str | None = None  # Codec that compresses each chunk, if the table knows it.
 
     def metadata(self, index: int) -> dict[str, Any]:
-        """Return the OME metadata of an image."""
         try:
-            record = self._info.slice(index, 1).to_pylist()[0]
-        except (ValueError, OverflowError) as error:  # text that is not UTF-8, a time outside the range of datetime
-            raise FormatError(
-                f"{self.guard.path}: image {index}: metadata cannot be read: {error}; correct it", image=index
-            ) from error
-        with self.guard.interpreting():
-            return schema.metadata_of(record)
+            return schema.metadata_of(self._info.slice(index, 1).to_pylist()[0])
+        except MALFORMED as error:  # Such as text that is not UTF-8, or a time outside the range of datetime.
+            problem = f"{self.guard.path}: image {index}: metadata cannot be read: {error}; correct it"
+            raise FormatError(problem, image=index) from error
 
     @cached_property
     def image_bytes(self) -> Array:
@@ -114,8 +111,7 @@ class TableHeader:
     def leaf_fields(self) -> tuple[pa.Field | None, list[pa.Field]]:
         """Return the pixel leaf of the image struct's chunks, or None if it cannot suffice, and their other fields.
 
-        If `placed_chunks` shows that it suffices, the file sets ``is_placed``, and `StoredTable.fetch` returns lists of
-        structs with only the leaf for the field ``chunks``.
+        If it does, the table sets ``is_placed``, and returns lists of structs with only the leaf for ``chunks``.
         """
         chunks = self.column.type.field(self.column.pixel_field).type
         if self.column.pixel_field != "chunks" or not pa.types.is_list(chunks) or self.odd_order.any():
@@ -132,13 +128,9 @@ class TableHeader:
             if cut is not None:
                 return cut
         if len(chunks) != len(indices):
-            raise rows_changed(self.guard.path, len(chunks), len(indices))
-        try:
+            raise table.rows_changed(len(chunks), len(indices))
+        with self.guard.interpreting():
             return self.block(table, chunks, indices).images()
-        except OMEArrowDSError:
-            raise
-        except MALFORMED as error:
-            raise damaged(self.guard.path, self.guard.label, error) from error
 
     def expected(self, indices: Array) -> Expected:
         dtypes = [self.stored_dtypes[index] for index in indices.tolist()]
@@ -161,9 +153,8 @@ class TableHeader:
         except MALFORMED as error:  # the result of a library for a damaged table may be inconsistent
             if isinstance(error, OMEArrowDSError) and str(self.guard.path) in str(error):
                 raise
-            raise DecodeError(
-                f"{self.guard.path}: pixels cannot be located: {error}; the file is damaged, restore it"
-            ) from error
+            problem = f"{self.guard.path}: pixels cannot be located: {error}; the file is damaged, restore it"
+            raise DecodeError(problem) from error
 
 
 class StoredTable(ABC):
@@ -207,7 +198,7 @@ class StoredTable(ABC):
             of_chunks = indices[len(images) : len(images) + len(chunks)]
             images.extend(self.header.decode(self, chunks, of_chunks))
         if len(images) != len(indices):
-            raise rows_changed(self.path, len(images), len(indices))
+            raise self.rows_changed(len(images), len(indices))
         return images
 
     @abstractmethod
@@ -218,12 +209,12 @@ class StoredTable(ABC):
         """Return `Header.find_groups`; None for groups of a fixed size."""
         return None
 
-    def stream(self) -> Iterator[Block] | None:
-        """Return `Images.stream`; None to read one group after another."""
-        return None
+    def stream(self) -> Iterator[Block]:
+        for group in self.read_groups() or split_by_bytes(self.header.image_bytes, BLOCK_BYTES):
+            yield group.start, self.read_images(range(group.start, group.stop))
 
     def mapped_stacks(self) -> Stacks | None:
-        """Return all images as views of the mapped file, or None if they cannot be views."""
+        """Return images of one shape and dtype as views of the mapped file, or None if they cannot be views."""
         return None
 
     @property
@@ -235,6 +226,16 @@ class StoredTable(ABC):
     def close(self) -> None:
         """Close files and connections; a later read opens them again."""
 
+    def rows_changed(self, num_images: int, expected: int) -> FormatError:
+        problem = f"{num_images:,} images were read, expected {expected:,}"
+        return FormatError(f"{self.path}: {problem}; the file changed since it was opened, open it again")
+
+    def refuse_damaged(self, index: int) -> None:
+        """Raise `FormatError`, because the stored bytes of an image do not fit its shape and dtype."""
+        self.read_images([index])  # Raises a more precise error if the format's library finds the fault.
+        problem = f"{self.path}: image {index}: stored bytes do not match its shape; the file is damaged, restore it"
+        raise FormatError(problem, image=index)
+
 
 class TableImages(Images):
     """Images in a struct column of a table, which a `StoredTable` of its format reads.
@@ -244,7 +245,7 @@ class TableImages(Images):
     """
 
     looked: tuple[pa.Table, pa.Table] | None = None
-    mapped_stacks = forwarded("table.mapped_stacks")
+    stream = forwarded("table.stream")
     metadata = forwarded("table.header.metadata")
     close = forwarded("table.close")
 
@@ -258,17 +259,15 @@ class TableImages(Images):
             self._read_header(fmt, guard)
 
     def _read_header(self, fmt: Format, guard: FileGuard) -> None:
-        """Read ids, shapes, dtypes and columns; checksums are not among the columns.
-
-        Raises `FormatError` if the sizes or the dtype of an image are missing or impossible.
-        """
+        """Read ids, shapes, dtypes and columns; raise `FormatError` if a size or dtype is missing or impossible."""
         table, options, path = self.table, self._options, guard.path
         with_images = image_columns(table.schema)
         column = _choose_column(table, with_images, options.image_column)
         other_images = [name for name in with_images if name != column.name]
         subject = f"{path}, column {column.name!r}" if other_images else str(path)
-        if column.type not in OWN_TYPES:
-            refuse_twins(column, path)
+        if column.type not in OWN_TYPES and has_twins(column.type):
+            problem = f"column {column.name!r} has a struct with two fields of the same name"
+            raise FormatError(f"{path}: {problem}; rename one")
         names = table.schema.names if options.with_columns else []
         others = [name for name in names if name not in with_images]
         is_at_once = len(others) <= MAX_COLUMNS_AT_ONCE  # Other columns are read on request, except checksums.
@@ -296,37 +295,28 @@ class TableImages(Images):
             decodes_in_threads=lambda: table.decodes_in_threads,
         )
         if look:
-            self.looked, shapes = (info, early), np.empty((0, 5), np.int64)
-            columns = ImageColumns(path, (), early)
-            self.header = make_header(image_ids=(), shapes=shapes, dtypes=(), columns=columns, row_count=0)
+            self.looked, shapes, known = (info, early), np.empty((0, 5), np.int64), ImageColumns(path, (), early)
+            self.header = make_header(image_ids=(), shapes=shapes, dtypes=(), columns=known, row_count=0)
             table.close()
             return
         stored = table.header = TableHeader(guard, column, subject, info)
-        plain = plain_schema(pa.schema(map(table.schema.field, others)), str(path))
-        index, column_schema, sums = plain.get_field_index(schema.CHECKSUM_COLUMN), plain, list[str]()
-        if index >= 0 and plain.field(index).type == pa.string():
-            column_schema = plain.remove(index)
-            if column.name == schema.COLUMN:  # Checksums belong to this package's image column.
-                sums = [schema.CHECKSUM_COLUMN]
-        required = [*sums, *(column_schema.names if is_at_once else ())]
-        if required and set(required) <= set(early.column_names):
-            known = plain if required == early.column_names == plain.names else None
-            read = plain_columns(early.select(required), str(path), known)
-        else:
-            read = _read_columns(table, required)
-        checksums = read[schema.CHECKSUM_COLUMN] if sums else None
+        is_read = early_names and early.column_names == early_names
+        columns = plain_columns(early, str(path)) if is_read else _read_columns(table, early_names)
+        checksums, index = None, columns.schema.get_field_index(schema.CHECKSUM_COLUMN)
+        if index >= 0 and columns.schema.field(index).type == pa.string():
+            checksums, columns = columns[index], columns.remove_column(index)
+        if not is_at_once:
+            unread = [name for name in others if checksums is None or name != schema.CHECKSUM_COLUMN]
+            columns = plain_schema(pa.schema(map(table.schema.field, unread)), str(path))
+        if column.name != schema.COLUMN:  # Checksums belong to this package's image column.
+            checksums = None
+        image_ids = stored.image_ids
         self.header = make_header(
-            image_ids=stored.image_ids,
+            image_ids=image_ids,
             shapes=stored.shapes,
             dtypes=stored.dtypes,
-            columns=ImageColumns(
-                path,
-                stored.image_ids,
-                read.select(column_schema.names) if is_at_once else column_schema,
-                partial(_read_columns, table),
-                lambda: checksums,
-            ),
-            row_count=len(stored.image_ids),
+            columns=ImageColumns(path, image_ids, columns, partial(_read_columns, table), lambda: checksums),
+            row_count=len(image_ids),
         )
         table.is_wide = not is_at_once
         table.locate()
@@ -337,9 +327,8 @@ class TableImages(Images):
             return crop_images(self, rows, regions)
         return self.table.read_images(rows) if len(rows) == 1 else read_distinct(self.table.read_images, rows)
 
-    def stream(self) -> Iterator[Block]:
-        blocks = self.table.stream()
-        return super().stream() if blocks is None else blocks
+    def mapped_stacks(self) -> Stacks | None:
+        return self.table.mapped_stacks() if is_uniform(self.header.shapes, self.header.dtypes) else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         options, name = vars(self.table.options), self.header.format.name
@@ -355,20 +344,16 @@ def _read_columns(table: StoredTable, names: list[str]) -> pa.Table:
         columns = table.read_columns(names)
         columns.validate(full=True)
     if len(columns) != num_images:
-        raise rows_changed(table.path, len(columns), num_images)
+        raise table.rows_changed(len(columns), num_images)
     return plain_columns(columns, str(table.path))
 
 
-def _find_chunk_codec(table: StoredTable) -> str | None:
-    """Return the codec that compresses each chunk separately, or None."""
-    header, rows = table.header, np.flatnonzero(~table.header.null)[:1]
-    if header.chunk_codec or table.is_placed or not len(rows) or header.column.encoding != "bytes":
-        return header.chunk_codec
-    return codec_of_chunks(next(iter(table.fetch(header.column.pixel_field, rows))))
-
-
 def _storage_of(table: StoredTable) -> Stored:
-    stored, codec = table.layout(), _find_chunk_codec(table)
+    """Return the layout of a table, with the codec that compresses each chunk separately."""
+    stored, header, rows = table.layout(), table.header, np.flatnonzero(~table.header.null)[:1]
+    codec = header.chunk_codec
+    if codec is None and len(rows) and not table.is_placed and header.column.encoding == "bytes":
+        codec = codec_of_chunks(next(iter(table.fetch(header.column.pixel_field, rows))))
     if codec is None:
         return stored
     reading = f"each chunk is decompressed separately; {stored.reading}"
@@ -376,7 +361,6 @@ def _storage_of(table: StoredTable) -> Stored:
 
 
 def _size_of_objects(fmt: Format, guard: FileGuard, objects: ObjectReader) -> tuple[int, int, int]:
-    """Return number and size of the objects at a URL."""
     sizes = [(guard.fingerprint or (0,))[0]]
     if fmt.is_folder:
         sizes = [size_bytes for size_bytes, _ in objects.inside(str(guard.path)).values()]
@@ -384,7 +368,6 @@ def _size_of_objects(fmt: Format, guard: FileGuard, objects: ObjectReader) -> tu
 
 
 def _describe_columns(table: StoredTable, with_images: Mapping[str, ImageColumn]) -> list[ImagesOf]:
-    """Summarize each image column without reading pixels."""
     columns = []
     for name, column in with_images.items():
         try:
@@ -397,11 +380,7 @@ def _describe_columns(table: StoredTable, with_images: Mapping[str, ImageColumn]
 
 
 def _choose_column(table: StoredTable, candidates: Mapping[str, ImageColumn], requested: str | None) -> ImageColumn:
-    """Return the requested image column, or the default one.
-
-    Raises `ColumnError` if it is missing, or two columns have one name; `ImageColumnError` if none is requested, there
-    are several, and none has our default name.
-    """
+    """Return the requested image column or the default one, or raise `ColumnError` or `ImageColumnError`."""
     path, names = table.path, table.schema.names
     twins = Counter(names).most_common(1)
     if twins and twins[0][1] > 1:
@@ -491,24 +470,6 @@ def _listed(table: StoredTable, with_images: Mapping[str, ImageColumn]) -> str:
     return " and ".join(f"{column.name!r} ({column.text})" for column in _describe_columns(table, with_images))
 
 
-def rows_changed(path: Path, num_images: int, expected: int) -> FormatError:
-    """Return the error for a file that contains another number of images than when it was opened."""
-    problem = f"{num_images:,} images were read, expected {expected:,}"
-    return FormatError(f"{path}: {problem}; the file changed since it was opened, open it again")
-
-
-def by_ranges(stored: Stored) -> Stored:
-    """Return the storage of an object whose pixels are read by ranges, from that of a local file."""
-    return replace(stored, in_place=False, reading="by byte ranges of an object on a server")
-
-
-def refuse_damaged(table: StoredTable, index: int) -> None:
-    """Raise `FormatError`, because the stored bytes of an image do not fit its shape and dtype."""
-    table.read_images([index])  # Raises a more precise error if the format's library finds the fault.
-    problem = f"{table.path}: image {index}: stored bytes do not match its shape; the file is damaged, restore it"
-    raise FormatError(problem, image=index)
-
-
 def read_ids(info: pa.Table) -> list[str]:
     """Return the ids of images as text; an image without an id gets its row number."""
     ids: list[Any] = info["id"].to_pylist() if "id" in info.column_names else [None] * len(info)
@@ -538,13 +499,10 @@ def as_reader(tables: Iterable[pa.Table], table_schema: pa.Schema) -> pa.RecordB
 
 
 def _from_its_start(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch whose nested columns begin at the start of their buffers.
-
-    Lance, Vortex and DuckDB fail on a slice of a column of nested structs.
-    """
-    for place, column in enumerate(batch.columns):
+    """Return a batch whose nested columns begin at their buffers: Lance, Vortex and DuckDB fail on slices of these."""
+    for index, column in enumerate(batch.columns):
         if column.offset and pa.types.is_nested(column.type):
-            batch = batch.set_column(place, batch.field(place), pa.concat_arrays([column, column.slice(0, 0)]))
+            batch = batch.set_column(index, batch.field(index), pa.concat_arrays([column, column.slice(0, 0)]))
     return batch
 
 

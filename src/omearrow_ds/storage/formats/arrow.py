@@ -21,13 +21,13 @@ from omearrow_ds.codec.decode import ImageBlock
 from omearrow_ds.errors import DecodeError, FormatError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.byte_source import ByteRange, MappedFile, ObjectFile
-from omearrow_ds.storage.formats._base import Array, Block, group_by_part, is_uniform
+from omearrow_ds.storage.formats._base import Array, Block, group_by_part
 from omearrow_ds.storage.formats._detect import refuse_other
 from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn, image_columns
 from omearrow_ds.storage.formats._stored import Stored, groups
-from omearrow_ds.storage.formats._table import CopiedFile, StoredTable, TableImages, TableOptions, by_ranges, open_bytes
+from omearrow_ds.storage.formats._table import CopiedFile, StoredTable, TableImages, TableOptions, open_bytes
 
 ERRORS = (pa.ArrowException, OSError, ValueError)
 
@@ -95,10 +95,9 @@ class _OpenArrowFile:
 class ArrowTable(StoredTable):
     """Arrow IPC file: memory-mapped, or an object on a server.
 
-    All bytes of an object except pixels are fetched at opening, and copied to their file offsets in anonymous memory of
-    its size; only written pages are allocated. Images are views of that memory, and their offsets give the ranges to
-    fetch. Record batches whose images are not plainly stored are fetched whole, and the last one is cached. An object
-    is fetched whole, into the cache, if its record batches are compressed.
+    All bytes of an object except pixels are fetched at opening, to their file offsets in anonymous memory of its size.
+    Images are views of that memory, and their offsets give the ranges to fetch. Record batches whose images are not
+    plainly stored are fetched whole, and compressed objects are copied to the cache.
     """
 
     def __init__(self, guard: FileGuard, options: TableOptions) -> None:
@@ -160,7 +159,7 @@ class ArrowTable(StoredTable):
         if self.objects is None:
             return stored
         if self._memory is not None:
-            return by_ranges(stored)
+            return stored.by_ranges()
         return replace(stored, in_place=False, reading="from a fetched copy of the object; one record batch at a time")
 
     def close(self) -> None:
@@ -222,10 +221,10 @@ class ArrowTable(StoredTable):
             return None
         return (slice(start, stop) for start, stop in itertools.pairwise(self._starts) if start < stop)
 
-    def stream(self) -> Iterator[Block] | None:
-        return self._stream_batches() if self._memory is None else None
-
-    def _stream_batches(self) -> Iterator[Block]:
+    def stream(self) -> Iterator[Block]:
+        if self._memory is not None:
+            yield from super().stream()
+            return
         for number, start in enumerate(self._starts[:-1]):
             images = self._images_of(number)
             with self.guard.interpreting():
@@ -235,7 +234,7 @@ class ArrowTable(StoredTable):
     def mapped_stacks(self) -> Stacks | None:
         file, arrays = self._file.get(), list[Array]()
         mapping = file.mapping if self.objects is None else None
-        if not isinstance(mapping, MappedFile) or not is_uniform(self.header.shapes, self.header.dtypes):
+        if not isinstance(mapping, MappedFile):
             return None
         for number in range(len(self._starts) - 1):
             images = self._images_of(number)
@@ -299,10 +298,7 @@ def _pixel_buffers(images: pa.StructArray) -> Iterator[pa.Buffer | None]:
 
 
 class _ObjectMemory:
-    """Memory of the size of an object, in which fetched ranges are stored at their file offsets.
-
-    Pixels are fetched on request. ``fetched_batch`` is the record batch whose pixels are fetched, or -1.
-    """
+    """Memory of the size of an object, in which fetched ranges are stored at their file offsets."""
 
     def __init__(self, file: ObjectFile, path: Path) -> None:
         self.object, self.fetched_batch = file, -1

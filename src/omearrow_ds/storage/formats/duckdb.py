@@ -36,14 +36,7 @@ from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn, image_columns
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
-from omearrow_ds.storage.formats._table import (
-    StoredTable,
-    TableImages,
-    TableOptions,
-    as_arrays,
-    as_reader,
-    rows_changed,
-)
+from omearrow_ds.storage.formats._table import StoredTable, TableImages, TableOptions, as_arrays, as_reader
 
 _TABLE = "images"
 _KEYED_TABLE = "omearrow_ds_images"
@@ -90,12 +83,10 @@ def lock(connection: duckdb.DuckDBPyConnection, *paths: str) -> None:
 
 
 def identifier(name: str) -> str:
-    """Return ``name`` quoted as an SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def literal(text: str) -> str:
-    """Return ``text`` quoted as an SQL string."""
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -142,14 +133,19 @@ def refuse_target(path: Path, columns: pa.Schema) -> None:
     """Refuse columns that DuckDB cannot store, and paths that DuckDB would misread or has open."""
     refuse_names(columns, _ROW_NUMBER, _KEY)
     _refuse_misread(path)
-    _refuse_in_use(path)
+    if not path.is_file():
+        return
+    with connect() as connection:
+        try:
+            _attach(connection, path, "(READ_ONLY)")
+        except duckdb.Error as error:  # The file may be of any other kind.
+            used = find_lock(path, error)
+            if used is not None:  # Its log would be left next to the new file.
+                raise PathExistsError(str(used)) from error
 
 
 def write_collection(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
-    """Write tables to a new database as the relation ``images``.
-
-    Raises `duckdb.Error` if DuckDB cannot write, or the file does not hold every row.
-    """
+    """Write tables as the relation ``images``; raise `duckdb.Error` unless the file holds every row."""
     num_rows, is_keyed = 0, compression == "none"
 
     def counted() -> Iterator[pa.Table]:
@@ -200,29 +196,14 @@ def _called(names: Sequence[str]) -> set[str]:
 
 
 def _refuse_misread(path: Path) -> None:
-    """Refuse a path that DuckDB would misread."""
     if "?" in str(path) or "\\" in str(path):
         problem = "DuckDB cannot open a path with '?' or a backslash"
         raise FormatError(f"{path}: {problem}; rename it, or choose another path")
 
 
-def _refuse_in_use(path: Path) -> None:
-    """Raise `PathExistsError` if a database is open for writing: its log would be left next to the new file."""
-    if not path.is_file():
-        return
-    with connect() as connection:
-        try:
-            _attach(connection, path, "(READ_ONLY)")
-        except duckdb.Error as error:  # the file may be of any other kind
-            lock = find_lock(path, error)
-            if lock is not None:
-                raise PathExistsError(str(lock)) from error
-
-
 class DuckDBTable(StoredTable):
     """Table of a DuckDB file: the requested one, else ``images`` (or the table of that view), else the only table.
 
-    Raises `ColumnError` if the requested table does not exist, or if none was requested and the choice is ambiguous.
     An internal column numbers the rows; a key of the writer finds rows without a scan.
     """
 
@@ -399,7 +380,7 @@ class DuckDBTable(StoredTable):
             yield num_read, self.header.decode(self, chunks, indices)
             num_read += len(chunks)
         if num_read != num_images:
-            raise rows_changed(self.path, num_read, num_images)
+            raise self.rows_changed(num_read, num_images)
 
     def _scan(self, field: str) -> Iterator[pa.Array]:
         """Yield ``chunks`` or ``planes`` of all rows, in arrays of limited size, in order."""

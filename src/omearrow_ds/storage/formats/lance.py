@@ -11,7 +11,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -30,7 +30,7 @@ from omearrow_ds.errors import ArgumentError, DecodeError, FormatError, Metadata
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.resources import split_by_bytes
 from omearrow_ds.storage.byte_source import MappedFile, version_fingerprint
-from omearrow_ds.storage.formats._base import BLOCK_BYTES, Array, Block, group_by_part, is_uniform
+from omearrow_ds.storage.formats._base import BLOCK_BYTES, Array, Block, group_by_part
 from omearrow_ds.storage.formats._detect import entries_below, refuse_special
 from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
@@ -47,15 +47,7 @@ from omearrow_ds.storage.formats._lance_pages import (
     whole_files,
 )
 from omearrow_ds.storage.formats._stored import Stored, groups, joined
-from omearrow_ds.storage.formats._table import (
-    StoredTable,
-    TableImages,
-    TableOptions,
-    as_arrays,
-    as_reader,
-    refuse_damaged,
-    unnest,
-)
+from omearrow_ds.storage.formats._table import StoredTable, TableImages, TableOptions, as_arrays, as_reader, unnest
 from omearrow_ds.storage.formats._urls import Found, ObjectReader, as_parsed
 from omearrow_ds.storage.image_extents import OtherLayoutError
 
@@ -82,29 +74,24 @@ def refuse_target(path: Path, columns: pa.Schema) -> None:
 def write_collection(tables: Iterable[pa.Table], table_schema: pa.Schema, path: Path, compression: str) -> None:
     """Write tables to a Lance dataset; Lance packs the bits of pixel lists even without compression."""
     position = table_schema.get_field_index(schema.COLUMN)
-    leaf = (schema.COLUMN, "chunks", "pixel_bytes")
-    marked = _marked(table_schema.field(position), leaf, {"lance-encoding:compression": compression})
+    marked = _marked(table_schema.field(position), {"lance-encoding:compression": compression})
     lance.write_dataset(as_reader(tables, table_schema.set(position, marked)), str(path), mode="create")
 
 
-def _marked(field: pa.Field, path: Sequence[str], metadata: dict[str, str]) -> pa.Field:
-    """Return ``field`` with ``metadata`` at the field of ``path`` within it, which starts with its own name."""
-    if len(path) == 1:
+def _marked(field: pa.Field, metadata: dict[str, str]) -> pa.Field:
+    """Return ``field`` with ``metadata`` at its field ``pixel_bytes``."""
+    if field.name == "pixel_bytes":
         return field.with_metadata(metadata)
     if pa.types.is_list(field.type):
-        item = field.type.value_field
-        return field.with_type(pa.list_(_marked(item, (item.name, *path[1:]), metadata)))
-    fields = [_marked(child, path[1:], metadata) if child.name == path[1] else child for child in field.type]
-    return field.with_type(pa.struct(fields))
+        return field.with_type(pa.list_(_marked(field.type.value_field, metadata)))
+    is_struct = pa.types.is_struct(field.type)
+    return field.with_type(pa.struct([_marked(child, metadata) for child in field.type])) if is_struct else field
 
 
 def _explain(
     objects: ObjectReader | None, version: int | None, guard: FileGuard, error: BaseException
 ) -> OMEArrowDSError | None:
-    """Return the error if Lance failed for a reason other than a damaged file; None if the file may be damaged.
-
-    Pass None as ``version`` before the latest one is known.
-    """
+    """Return the error if Lance failed for another reason than damage; pass None for an unknown version."""
     if objects is None:
         if version is None or any(map(os.path.exists, guard.files)):
             return guard.find_change()
@@ -137,59 +124,11 @@ def _removed(path: Path, version: int) -> FormatError:
     return FormatError(f"{path}: version {version} was removed since it was opened; open it again")
 
 
-class _DatasetVersion:
-    """One version of a Lance dataset, by default the latest; others may write further versions, which are not read.
-
-    Lance's own client reads from a server.
-    """
-
-    def __init__(self, guard: FileGuard, options: TableOptions) -> None:
-        self._guard, self._objects, self._url = guard, options.objects, str(guard.path)
-        guard.explain = partial(_explain, self._objects, None)
-        self.number, guard.fingerprint = (self._find_latest(), None) if options.known is None else options.known
-        # Paths of the version's manifest, under its two possible names; data files never change their names.
-        names = f"{_LAST_VERSION - self.number:020d}", str(self.number)
-        guard.files = [f"{self._url}/_versions/{name}.manifest" for name in names]
-        guard.explain = partial(_explain, self._objects, self.number)
-
-    @property
-    def client(self) -> Client:
-        """Storage options for the server; None on this machine."""
-        return None if self._objects is None else self._objects.settings(self._url)
-
-    def again(self, read: Callable[[], Found]) -> Found:
-        """Return the result of ``read``, which is called again while a server does not answer."""
-        return read() if self._objects is None else self._objects.again(self._url, read)
-
-    def _find_latest(self) -> int:
-        for entry in entries_below(self._guard.path) if self._objects is None else ():
-            if not entry.is_file():
-                refuse_special(entry)
-
-        def read() -> int:
-            with self._guard.reading():
-                return int(lance.dataset(as_parsed(self._guard.path), storage_options=self.client).version)
-
-        return self.again(read)
-
-    def open(self) -> lance.LanceDataset:
-        def read() -> lance.LanceDataset:
-            with self._guard:
-                path = as_parsed(self._guard.path)
-                return lance.dataset(path, version=self.number, storage_options=self.client)
-
-        dataset = self.again(read)
-        if self._objects is not None:
-            _compare_manifest(self._objects, self.number, self._guard)
-        return dataset
-
-
 class LanceTable(StoredTable):
     """Lance dataset; on a server, Lance's own client fetches only the pixels of the requested rows.
 
-    Opening fixes the version and the fingerprint of the manifest; Lance never overwrites data files. Its ``engine``
-    reads the pixels: ``"pages"`` of the mapped files, or ``"lance"``, which also reads images that the pages cannot.
-    Pass one of them, or None for the first that can read the dataset.
+    Opening fixes the version and the fingerprint of the manifest; Lance never overwrites data files. The engine
+    ``"lance"`` also reads images that ``"pages"`` of the mapped files cannot.
     """
 
     _has_mark = False  # whether the pixels have the mark that `write` gives them
@@ -197,16 +136,49 @@ class LanceTable(StoredTable):
     def __init__(self, guard: FileGuard, options: TableOptions) -> None:
         super().__init__(guard, options)
         self._engine = options.engine if self.objects is None else "lance"
-        self._version = _DatasetVersion(guard, options)
-        self._dataset = ProcessLocal(self._version.open)
+        guard.explain = partial(_explain, self.objects, None)
+        self._number, guard.fingerprint = (self._find_latest(), None) if options.known is None else options.known
+        # Paths of the version's manifest, under its two possible names; data files never change their names.
+        names = f"{_LAST_VERSION - self._number:020d}", str(self._number)
+        guard.files = [f"{self.path}/_versions/{name}.manifest" for name in names]
+        guard.explain = partial(_explain, self.objects, self._number)
+        self._dataset = ProcessLocal(self._open)
         self._sessions = ProcessLocal(threading.local)  # Each reads the pixels of the data file of its number.
         self._mapped: ProcessLocal[dict[int, PixelPages]] = ProcessLocal(dict)
         self.schema = self._dataset.get().schema  # Lance converts it at each access.
 
+    @property
+    def _client(self) -> Client:
+        """Storage options for the server; None on this machine."""
+        return None if self.objects is None else self.objects.settings(str(self.path))
+
+    def _again(self, read: Callable[[], Found]) -> Found:
+        """Return the result of ``read``, which is called again while a server does not answer."""
+        return read() if self.objects is None else self.objects.again(str(self.path), read)
+
+    def _load(self, guard: AbstractContextManager[None], version: int | None) -> lance.LanceDataset:
+        def read() -> lance.LanceDataset:
+            with guard:
+                return lance.dataset(as_parsed(self.path), version=version, storage_options=self._client)
+
+        return self._again(read)
+
+    def _find_latest(self) -> int:
+        for entry in entries_below(self.path) if self.objects is None else ():
+            if not entry.is_file():
+                refuse_special(entry)
+        return int(self._load(self.guard.reading(), None).version)
+
+    def _open(self) -> lance.LanceDataset:
+        dataset = self._load(self.guard, self._number)
+        if self.objects is not None:
+            _compare_manifest(self.objects, self._number, self.guard)
+        return dataset
+
     def locate(self) -> None:
         num_images = len(self.header.image_ids)
         try:
-            self._files = self._version.again(self._find_files)
+            self._files = self._again(self._find_files)
         except ERRORS:  # then Lance reads the rows
             self._files, self.is_placed = [], False
         self._starts = [*(file.start for file in self._files), num_images]
@@ -214,7 +186,7 @@ class LanceTable(StoredTable):
         if self.options.known is None and self._is_odd():
             msg = f"{self.path}: is read by Lance, several times more slowly, as {_ODD_PAGES}; write it again"
             warnings.warn(msg, stacklevel=4)
-        self.options = replace(self.options, known=(self._version.number, self.guard.fingerprint))
+        self.options = replace(self.options, known=(self._number, self.guard.fingerprint))
         self.close()
         if self._engine == "pages" and num_images and self.engine != "pages":
             problem = "needs pixel pages that are uncompressed or compressed with zstd"
@@ -236,7 +208,7 @@ class LanceTable(StoredTable):
             with self.guard.reading():
                 return dataset.take(list(range(dataset.count_rows())), columns=columns)
 
-        return self._version.again(take)
+        return self._again(take)
 
     def layout(self) -> Stored:
         dataset = self._dataset.get()
@@ -247,7 +219,7 @@ class LanceTable(StoredTable):
                 starts = [0, *np.cumsum(rows).tolist()]
                 return starts, self._compression(starts)
 
-        starts, compression = self._version.again(read)
+        starts, compression = self._again(read)
         plain = self.engine == "pages" and compression == "none"
         if self.objects is not None:
             reading = "by Lance, by row number, from a dataset on a server"
@@ -264,7 +236,7 @@ class LanceTable(StoredTable):
         if self.engine == "pages":
             locations = (file.locations for file in self._files)
             return joined("none" if pages is None or pages.stops is None else "zstd" for pages in locations)
-        sizes = pixel_bytes(self._dataset.get(), self.path, self.header.column, self._version.client)
+        sizes = pixel_bytes(self._dataset.get(), self.path, self.header.column, self._client)
         decoded_bytes = sum(self.header.image_bytes[starts[number] : starts[number + 1]].sum() for number in sizes)
         return "compressed" if sum(sizes.values()) < decoded_bytes else "none"
 
@@ -288,7 +260,7 @@ class LanceTable(StoredTable):
         other_leaves = [f"{prefix}.{field.name}" for field in others]
         stored = []
         with nullcontext() if self.objects is None else self.guard.reading():
-            readers = [open_file(self.path, file.name, self._version.client) for file in files]
+            readers = [open_file(self.path, file.name, self._client) for file in files]
             if not all(reader.metadata().schema.equals(dataset.schema) for reader in readers):
                 return []
             for file, reader in zip(files, readers, strict=True):
@@ -343,7 +315,7 @@ class LanceTable(StoredTable):
             with self.guard:
                 return open_session(self._dataset.get(), self._files[number].fragment, [self._leaf])
 
-        session = vars(self._sessions.get())[str(number)] = self._version.again(read)
+        session = vars(self._sessions.get())[str(number)] = self._again(read)
         return session
 
     def _pages(self, number: int) -> PixelPages:
@@ -371,17 +343,15 @@ class LanceTable(StoredTable):
 
     def mapped_stacks(self) -> Stacks | None:
         is_single = self.engine == "pages" and len(self._files) == 1
-        if not is_single or not is_uniform(self.header.shapes, self.header.dtypes):
-            return None
-        return self._pages(0).mapped_stacks(partial(refuse_damaged, self))
+        return self._pages(0).mapped_stacks(self.refuse_damaged) if is_single else None
 
     def read_groups(self) -> Iterable[slice]:
         return split_by_bytes(self.header.image_bytes, _BLOCK_BYTES if self.objects is None else BLOCK_BYTES)
 
-    def stream(self) -> Iterator[Block] | None:
-        return self._stream_pages() if self.engine == "pages" else None
-
-    def _stream_pages(self) -> Iterator[Block]:
+    def stream(self) -> Iterator[Block]:
+        if self.engine != "pages":
+            yield from super().stream()
+            return
         sizes_bytes = self.header.image_bytes
         step = max(1, int(_BLOCK_BYTES * len(sizes_bytes) // max(1.0, sizes_bytes.sum(dtype=float))))
         for number, (start, stop) in enumerate(pairwise(self._starts)):
@@ -392,7 +362,7 @@ class LanceTable(StoredTable):
 
     def fetch(self, field: str, indices: Array, *, is_repeated: bool = False) -> list[pa.Array]:
         if self.objects is not None and not is_repeated:
-            return self._version.again(partial(self.fetch, field, indices, is_repeated=True))
+            return self._again(partial(self.fetch, field, indices, is_repeated=True))
         if not self._files or field != "chunks":
             with self.guard.reading():
                 taken = self._dataset.get().take(indices.tolist(), columns=[f"{self.header.column.name}.{field}"])

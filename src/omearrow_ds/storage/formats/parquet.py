@@ -26,30 +26,14 @@ from omearrow_ds.codec.leaves import is_list_view, list_bounds
 from omearrow_ds.errors import ArgumentError, FormatError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.byte_source import ByteRange, ByteSource, MappedFile, ObjectFile
-from omearrow_ds.storage.formats._base import BLOCK_BYTES, Array, Block, group_by_part, is_uniform, split_groups
+from omearrow_ds.storage.formats._base import BLOCK_BYTES, Array, Block, group_by_part, split_groups
 from omearrow_ds.storage.formats._columns import columns_at_once
 from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import PIXELS_META, ImageColumn, holds_pixels
-from omearrow_ds.storage.formats._parquet_pages import (
-    ColumnChunk,
-    EncodedPages,
-    PageReader,
-    Pages,
-    find_pages,
-    plain_layout,
-)
+from omearrow_ds.storage.formats._parquet_pages import ColumnChunk, PageReader, Pages, find_pages, plain_layout
 from omearrow_ds.storage.formats._stored import Stored, groups, images_in, joined
-from omearrow_ds.storage.formats._table import (
-    StoredTable,
-    TableImages,
-    TableOptions,
-    as_arrays,
-    by_ranges,
-    open_bytes,
-    refuse_damaged,
-    unnest,
-)
+from omearrow_ds.storage.formats._table import StoredTable, TableImages, TableOptions, as_arrays, open_bytes, unnest
 from omearrow_ds.storage.image_extents import stack_images
 
 CODECS = {"SNAPPY": "snappy", "LZ4": "lz4", "ZSTD": "zstd"}
@@ -74,8 +58,6 @@ def write_collection(tables: Iterable[pa.Table], table_schema: pa.Schema, path: 
 
 @dataclass(frozen=True)
 class _PixelLeaf:
-    """Pixel leaf of the images of a file."""
-
     paths: Sequence[str] = ()  # Its path if it suffices to read every image, as all are stored plainly or by one codec.
     num_pieces: Array | None = None  # (n,) int64, number of chunks of each image.
     codec: str | None = None  # Codec of chunks that are compressed separately.
@@ -85,10 +67,8 @@ class _PixelLeaf:
 class ParquetTable(StoredTable):
     """Parquet file whose images are read directly from its pages if possible, else by pyarrow.
 
-    The file is mapped at the first image. Replacing it by another file is safe. If it is truncated in place, the next
-    read raises an error, but a running read may then end the process, as with any memory-mapped file.
-
-    Its ``engine`` is ``"pages"``, ``"pyarrow"``, or None for the first that can read the file.
+    The file is mapped at the first image. If it is truncated in place, the next read raises an error, but a running one
+    may end the process, as with any memory-mapped file.
     """
 
     _located_leaf: _PixelLeaf | None = None
@@ -189,11 +169,11 @@ class ParquetTable(StoredTable):
         reading = "in place: from the mapped file" if plain else "by pyarrow, which decodes a row group per image"
         if self._leaf.chunks and not plain:
             pages = self._reader.get().pages(self, 0)
-            sizes = np.diff(pages.first_rows).tolist() if isinstance(pages, EncodedPages) else [0]
+            sizes = np.diff(getattr(pages, "first_rows", [0, 0])).tolist()
             unit = "a page" if pages is None else f"a page of {images_in(sizes)}"
             reading = f"from the mapped file; {'each image' if max(sizes) == 1 else unit} is decompressed separately"
         stored = Stored(column.encoding, compression, groups(self.starts, "row group"), plain, reading)
-        return stored if self.objects is None else by_ranges(stored)
+        return stored if self.objects is None else stored.by_ranges()
 
     def _open(self) -> pq.ParquetFile:
         if self.objects is None:
@@ -235,19 +215,17 @@ class ParquetTable(StoredTable):
         are_whole = [not self._leaf.chunks] * (len(self.starts) - 1)  # Pyarrow decodes whole row groups.
         return split_groups(self.starts, are_whole, self.header.image_bytes, BLOCK_BYTES)
 
-    def stream(self) -> Iterator[Block] | None:
-        return self._reader.get().stream(self) if self.objects is None and self._leaf.chunks else None
+    def stream(self) -> Iterator[Block]:
+        return self._reader.get().stream(self) if self.objects is None and self._leaf.chunks else super().stream()
 
     def mapped_stacks(self) -> Stacks | None:
-        plain = self._leaf.chunks and self._leaf.codec is None and len(self.starts) <= _MOST_GROUPS
-        mapping = self._reader.get().file if plain and self.objects is None else None
-        if not isinstance(mapping, MappedFile) or not is_uniform(self.header.shapes, self.header.dtypes):
+        leaf, reader = self._leaf, self._reader.get()
+        plain = leaf.chunks and leaf.codec is None and len(self.starts) <= _MOST_GROUPS
+        arrays = reader.stacks(self) if plain and self.objects is None else None
+        if not arrays or leaf.num_pieces is None or not isinstance(reader.file, MappedFile):
             return None
-        arrays = self._reader.get().stacks(self)
-        if not arrays or self._leaf.num_pieces is None:
-            return None
-        layout = plain_layout(arrays[0].shape[1:], arrays[0].dtype, int(self._leaf.num_pieces[0]))
-        return stack_images(arrays, layout, mapping, partial(refuse_damaged, self))
+        layout = plain_layout(arrays[0].shape[1:], arrays[0].dtype, int(leaf.num_pieces[0]))
+        return stack_images(arrays, layout, reader.file, self.refuse_damaged)
 
     def find_pages(self, file: ByteSource, number: int) -> Pages:
         rows, leaf = np.arange(self.starts[number], self.starts[number + 1]), self._leaf
@@ -373,5 +351,4 @@ def _ranges_of(metadata: pq.FileMetaData, names: Sequence[str]) -> list[ByteRang
 
 
 def _leaf_paths(file: pq.ParquetFile) -> list[str]:
-    columns = file.schema
-    return [columns.column(number).path for number in range(len(columns))]
+    return [leaf.path for leaf in file.schema]

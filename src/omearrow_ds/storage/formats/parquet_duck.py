@@ -54,12 +54,9 @@ def write_collection(tables: Iterable[pa.Table], table_schema: pa.Schema, path: 
 
 
 class _ReadByDuckDB(duckdb_file.DuckDBTable):
-    """Parquet file that DuckDB reads."""
-
     engine = "duckdb"
     _format_name = "parquet_duck"
     _row_number = _ROW_NUMBER
-    _frugal = False
 
     def _key_column(self, table_schema: pa.Schema) -> str | None:
         del table_schema  # A Parquet file has no index.

@@ -26,7 +26,7 @@ from omearrow_ds.codec.decode import placed_chunks
 from omearrow_ds.errors import DecodeError, FormatError
 from omearrow_ds.kernels.stacks import Stacks
 from omearrow_ds.storage.byte_source import MappedFile
-from omearrow_ds.storage.formats._base import Array, Block, group_by_part, is_uniform, split_groups
+from omearrow_ds.storage.formats._base import Array, Block, group_by_part, split_groups
 from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import PIXELS_META, ImageColumn
@@ -84,7 +84,6 @@ class Rows:
         return list(map(without_views, arrays))
 
     def scalar(self, index: int) -> vortex.Scalar:
-        """Return one row."""
         number = bisect.bisect_right(self.starts, index) - 1
         return self.parts[number].scalar_at(index - self.starts[number])
 
@@ -135,9 +134,7 @@ def without_views(lists: pa.Array) -> pa.Array:
         return lists
     flat = pa.Array.from_buffers(pa.large_binary(), len(pixels), [None, pa.py_buffer(bounds), data[0]])
     chunks = pa.Array.from_buffers(_OFFSET.value_type, len(pixels), [None], children=[flat])
-    return pa.Array.from_buffers(
-        _OFFSET, len(lists), [None, lists.buffers()[1]], offset=lists.offset, children=[chunks]
-    )
+    return pa.Array.from_buffers(_OFFSET, len(lists), [None, lists.buffers()[1]], 0, lists.offset, [chunks])
 
 
 def _expression(column: ImageColumn, field: str, leaves: Sequence[pa.Field]) -> Any:
@@ -148,10 +145,7 @@ def _expression(column: ImageColumn, field: str, leaves: Sequence[pa.Field]) -> 
 
 
 class VortexTable(StoredTable):
-    """Vortex file, or an object on a server.
-
-    An object is copied to the cache as a whole, because Vortex 0.91 would fetch it once per process.
-    """
+    """Vortex file; an object is copied to the cache, because Vortex 0.91 would fetch it once per process."""
 
     def __init__(self, guard: FileGuard, options: TableOptions) -> None:
         super().__init__(guard, options)
@@ -308,11 +302,10 @@ class VortexTable(StoredTable):
             yield group.start, super().read_images(range(group.start, group.stop))
 
     def mapped_stacks(self) -> Stacks | None:
-        images = self._mapped_images()
+        images, mapping = self._mapped_images(), self._file.get().mapping
         arrays = [part for part in images if isinstance(part, np.ndarray)]
-        if not arrays or len(arrays) < len(images) or not is_uniform(self.header.shapes, self.header.dtypes):
+        if not arrays or len(arrays) < len(images):
             return None
-        mapping = self._file.get().mapping
         return Stacks(arrays, mapping.refuse_changed, is_mapped=True, file=mapping.file)
 
     def fetch(self, field: str, indices: Array) -> list[pa.Array]:
