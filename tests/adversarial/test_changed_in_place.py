@@ -181,7 +181,7 @@ def test_lance_says_replaced_where_it_was_replaced_while_it_was_opened(numbered,
     with raises(FormatError, path=path):
         open_images(path).read(0)
     monkeypatch.setattr(module.LanceTable, "read_header", read_header)
-    monkeypatch.setattr(module.LanceTable, "_find_latest", lambda _: 7)  # a version seen earlier
+    monkeypatch.setattr(module._DatasetVersion, "_find_latest", lambda _: 7)  # a version seen earlier
     with raises(FormatError, path=path, mentions=7):
         open_images(path)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-_BLOSC_SIZES = struct.Struct("<4xI4xI")  # Of the decompressed and of the compressed bytes.
+_BLOSC_SIZES = struct.Struct("<4xI4xI")  # Numbers of decompressed and compressed bytes.
 
 
 def decompress_into(codec: str | None, stored: Any, plain: Array) -> None:

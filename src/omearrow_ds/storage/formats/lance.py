@@ -124,6 +124,47 @@ def _removed(path: Path, version: int) -> FormatError:
     return FormatError(f"{path}: version {version} was removed since it was opened; open it again")
 
 
+class _DatasetVersion:
+    """One version of a Lance dataset, by default the latest; others may write further versions, which are not read."""
+
+    def __init__(self, guard: FileGuard, options: TableOptions) -> None:
+        self._guard, self._objects, self._url = guard, options.objects, str(guard.path)
+        guard.explain = partial(_explain, self._objects, None)
+        self.number, guard.fingerprint = (self._find_latest(), None) if options.known is None else options.known
+        # Paths of the version's manifest, under its two possible names; data files never change their names.
+        names = f"{_LAST_VERSION - self.number:020d}", str(self.number)
+        guard.files = [f"{self._url}/_versions/{name}.manifest" for name in names]
+        guard.explain = partial(_explain, self._objects, self.number)
+
+    @property
+    def client(self) -> Client:
+        """Storage options for the server, which Lance's own client reads; None on this machine."""
+        return None if self._objects is None else self._objects.settings(self._url)
+
+    def again(self, read: Callable[[], Found]) -> Found:
+        """Return the result of ``read``, which is called again while a server does not answer."""
+        return read() if self._objects is None else self._objects.again(self._url, read)
+
+    def _load(self, guard: AbstractContextManager[None], version: int | None) -> lance.LanceDataset:
+        def read() -> lance.LanceDataset:
+            with guard:
+                return lance.dataset(as_parsed(self._guard.path), version=version, storage_options=self.client)
+
+        return self.again(read)
+
+    def _find_latest(self) -> int:
+        for entry in entries_below(self._guard.path) if self._objects is None else ():
+            if not entry.is_file():
+                refuse_special(entry)
+        return int(self._load(self._guard.reading(), None).version)
+
+    def open(self) -> lance.LanceDataset:
+        dataset = self._load(self._guard, self.number)
+        if self._objects is not None:
+            _compare_manifest(self._objects, self.number, self._guard)
+        return dataset
+
+
 class LanceTable(StoredTable):
     """Lance dataset; on a server, Lance's own client fetches only the pixels of the requested rows.
 
@@ -136,49 +177,16 @@ class LanceTable(StoredTable):
     def __init__(self, guard: FileGuard, options: TableOptions) -> None:
         super().__init__(guard, options)
         self._engine = options.engine if self.objects is None else "lance"
-        guard.explain = partial(_explain, self.objects, None)
-        self._number, guard.fingerprint = (self._find_latest(), None) if options.known is None else options.known
-        # Paths of the version's manifest, under its two possible names; data files never change their names.
-        names = f"{_LAST_VERSION - self._number:020d}", str(self._number)
-        guard.files = [f"{self.path}/_versions/{name}.manifest" for name in names]
-        guard.explain = partial(_explain, self.objects, self._number)
-        self._dataset = ProcessLocal(self._open)
+        self._version = _DatasetVersion(guard, options)
+        self._dataset = ProcessLocal(self._version.open)
         self._sessions = ProcessLocal(threading.local)  # Each reads the pixels of the data file of its number.
         self._mapped: ProcessLocal[dict[int, PixelPages]] = ProcessLocal(dict)
         self.schema = self._dataset.get().schema  # Lance converts it at each access.
 
-    @property
-    def _client(self) -> Client:
-        """Storage options for the server; None on this machine."""
-        return None if self.objects is None else self.objects.settings(str(self.path))
-
-    def _again(self, read: Callable[[], Found]) -> Found:
-        """Return the result of ``read``, which is called again while a server does not answer."""
-        return read() if self.objects is None else self.objects.again(str(self.path), read)
-
-    def _load(self, guard: AbstractContextManager[None], version: int | None) -> lance.LanceDataset:
-        def read() -> lance.LanceDataset:
-            with guard:
-                return lance.dataset(as_parsed(self.path), version=version, storage_options=self._client)
-
-        return self._again(read)
-
-    def _find_latest(self) -> int:
-        for entry in entries_below(self.path) if self.objects is None else ():
-            if not entry.is_file():
-                refuse_special(entry)
-        return int(self._load(self.guard.reading(), None).version)
-
-    def _open(self) -> lance.LanceDataset:
-        dataset = self._load(self.guard, self._number)
-        if self.objects is not None:
-            _compare_manifest(self.objects, self._number, self.guard)
-        return dataset
-
     def locate(self) -> None:
         num_images = len(self.header.image_ids)
         try:
-            self._files = self._again(self._find_files)
+            self._files = self._version.again(self._find_files)
         except ERRORS:  # then Lance reads the rows
             self._files, self.is_placed = [], False
         self._starts = [*(file.start for file in self._files), num_images]
@@ -186,7 +194,7 @@ class LanceTable(StoredTable):
         if self.options.known is None and self._is_odd():
             msg = f"{self.path}: is read by Lance, several times more slowly, as {_ODD_PAGES}; write it again"
             warnings.warn(msg, stacklevel=4)
-        self.options = replace(self.options, known=(self._number, self.guard.fingerprint))
+        self.options = replace(self.options, known=(self._version.number, self.guard.fingerprint))
         self.close()
         if self._engine == "pages" and num_images and self.engine != "pages":
             problem = "needs pixel pages that are uncompressed or compressed with zstd"
@@ -208,7 +216,7 @@ class LanceTable(StoredTable):
             with self.guard.reading():
                 return dataset.take(list(range(dataset.count_rows())), columns=columns)
 
-        return self._again(take)
+        return self._version.again(take)
 
     def layout(self) -> Stored:
         dataset = self._dataset.get()
@@ -219,7 +227,7 @@ class LanceTable(StoredTable):
                 starts = [0, *np.cumsum(rows).tolist()]
                 return starts, self._compression(starts)
 
-        starts, compression = self._again(read)
+        starts, compression = self._version.again(read)
         plain = self.engine == "pages" and compression == "none"
         if self.objects is not None:
             reading = "by Lance, by row number, from a dataset on a server"
@@ -236,7 +244,7 @@ class LanceTable(StoredTable):
         if self.engine == "pages":
             locations = (file.locations for file in self._files)
             return joined("none" if pages is None or pages.stops is None else "zstd" for pages in locations)
-        sizes = pixel_bytes(self._dataset.get(), self.path, self.header.column, self._client)
+        sizes = pixel_bytes(self._dataset.get(), self.path, self.header.column, self._version.client)
         decoded_bytes = sum(self.header.image_bytes[starts[number] : starts[number + 1]].sum() for number in sizes)
         return "compressed" if sum(sizes.values()) < decoded_bytes else "none"
 
@@ -260,7 +268,7 @@ class LanceTable(StoredTable):
         other_leaves = [f"{prefix}.{field.name}" for field in others]
         stored = []
         with nullcontext() if self.objects is None else self.guard.reading():
-            readers = [open_file(self.path, file.name, self._client) for file in files]
+            readers = [open_file(self.path, file.name, self._version.client) for file in files]
             if not all(reader.metadata().schema.equals(dataset.schema) for reader in readers):
                 return []
             for file, reader in zip(files, readers, strict=True):
@@ -315,7 +323,7 @@ class LanceTable(StoredTable):
             with self.guard:
                 return open_session(self._dataset.get(), self._files[number].fragment, [self._leaf])
 
-        session = vars(self._sessions.get())[str(number)] = self._again(read)
+        session = vars(self._sessions.get())[str(number)] = self._version.again(read)
         return session
 
     def _pages(self, number: int) -> PixelPages:
@@ -362,7 +370,7 @@ class LanceTable(StoredTable):
 
     def fetch(self, field: str, indices: Array, *, is_repeated: bool = False) -> list[pa.Array]:
         if self.objects is not None and not is_repeated:
-            return self._again(partial(self.fetch, field, indices, is_repeated=True))
+            return self._version.again(partial(self.fetch, field, indices, is_repeated=True))
         if not self._files or field != "chunks":
             with self.guard.reading():
                 taken = self._dataset.get().take(indices.tolist(), columns=[f"{self.header.column.name}.{field}"])
