@@ -330,7 +330,7 @@ class Collection(StoredImages):
                 rows.append(field)
                 regions.append([t0, c0, z0, y0, x0, t1, c1, z1, y1, x1])
         if self._is_read_once:
-            arrays = self.source.read(rows, regions)
+            arrays = self._fetch(rows, regions)
         else:
             images = self._distinct(rows)
             arrays = [images[row][slices_of(region)] for row, region in zip(rows, regions, strict=True)]

@@ -21,6 +21,7 @@ from omearrow_ds.errors import ArgumentError, FormatError
 from omearrow_ds.kernels.compiled import worth
 from omearrow_ds.kernels.stacks import PageRequests, Stacks
 from omearrow_ds.resources import image_bytes
+from omearrow_ds.storage.extents import Region
 from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.verified import verified_where_stored
 
@@ -134,8 +135,10 @@ class StoredImages:
             return self.on_device.images(positions)
         if self.cache is not None:
             return [self.cache[position] for position in positions]
-        read = self.source.read
-        return read(positions) if self.image_cache is None else self.image_cache.get(positions, read)
+        return self._fetch(positions) if self.image_cache is None else self.image_cache.get(positions, self._fetch)
+
+    def _fetch(self, positions: list[int], regions: Sequence[Region] | None = None) -> list[Array]:
+        return self.source.read(positions, regions)
 
     def _distinct(self, positions: list[int]) -> dict[int, Array]:
         distinct = sorted(set(positions))

@@ -38,7 +38,7 @@ from omearrow_ds.storage.formats._base import (
     read_distinct,
 )
 from omearrow_ds.storage.formats._columns import MAX_COLUMNS_AT_ONCE, ImageColumns, plain_columns, plain_schema
-from omearrow_ds.storage.formats._error_translation import MALFORMED
+from omearrow_ds.storage.formats._error_translation import MALFORMED, damaged
 from omearrow_ds.storage.formats._file_guard import FileGuard, Fingerprint
 from omearrow_ds.storage.formats._image_columns import (
     OWN_TYPES,
@@ -129,8 +129,12 @@ class TableHeader:
                 return cut
         if len(chunks) != len(indices):
             raise table.rows_changed(len(chunks), len(indices))
-        with self.guard.interpreting():
+        try:
             return self.block(table, chunks, indices).images()
+        except OMEArrowDSError:
+            raise
+        except MALFORMED as error:
+            raise damaged(self.guard.path, self.guard.label, error) from error
 
     def expected(self, indices: Array) -> Expected:
         dtypes = [self.stored_dtypes[index] for index in indices.tolist()]
