@@ -75,7 +75,7 @@ CALLED = {
     "arrow bytes": (8, 12, 30, 13),
     "arrow list": (8, 12, 30, 13),
     "tiff bytes": (15, 83, 57, 43),
-    "ome_zarr bytes": (32, 284, 258, 436),
+    "ome_zarr bytes": (33, 284, 258, 436),
     "ome_arrow bytes": (21, 75, 49, 16),
     "parquet bytes by pyarrow": (119, 50),
     "parquet_duck bytes by duckdb": (82, 62),

@@ -194,12 +194,7 @@ class ExtentReader:
             if isinstance(image, ChunkFiles):  # Without grouping of requests.
                 pixels = np.empty(size_of(regions[0]), image.layout.pixel_dtype) if arrays[0] is None else arrays[0]
                 arrays[0] = pixels
-                try:
-                    _ChunkReads(image, [0], [(regions[0], pixels)]).fill()
-                except OMEArrowDSError:
-                    raise
-                except self._errors:
-                    arrays[0] = None
+                self._read_files(arrays, [_ChunkReads(image, [0], [(regions[0], pixels)])])
                 return arrays
         changed = self._read_requests(range(len(rows)), located, rows, regions, arrays)
         if changed:  # A file that was replaced is located once more.
