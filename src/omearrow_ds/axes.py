@@ -53,7 +53,10 @@ def checked_size(crop_size: Any) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Cut:
-    """Transform from images or stacks (..., T, C, Z, Y, X) of one shape to samples of ``shape``."""
+    """Transform from images or stacks (..., T, C, Z, Y, X) of one shape to samples of ``shape``.
+
+    Applies slices, then picks, a reshape to ``lengths``, and a transpose to ``order``.
+    """
 
     slices: tuple[slice, ...]
     picks: tuple[tuple[int, Array], ...]

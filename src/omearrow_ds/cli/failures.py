@@ -69,7 +69,10 @@ def _show_warning(message: Warning | str, *_location: Any, **_source: Any) -> No
 
 @contextmanager
 def naming(**flags: str) -> Iterator[None]:
-    """Turn expected errors into failures of one line each, with flags of the command, and ``flags`` of other names."""
+    """Turn expected errors into failures of one line each, with flags of the command instead of arguments.
+
+    ``flags`` are those that have another name than their argument.
+    """
     try:
         yield
     except OMEArrowDSError as error:

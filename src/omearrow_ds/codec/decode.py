@@ -49,13 +49,13 @@ def new_image(shape: Sequence[int], dtype: np.dtype[Any], subject: object, *, ze
 
 @dataclass(frozen=True)
 class Expected:
-    """Images to decode: table indices, shapes (n, 5), dtypes in the byte order of the table, and odd chunk orders."""
+    """Images to decode."""
 
     path: str
-    indices: Array
-    shapes: Array
-    dtypes: Sequence[np.dtype[Any]]
-    odd_order: Array | None = None
+    indices: Array  # Row of each image in the table.
+    shapes: Array  # (n, 5).
+    dtypes: Sequence[np.dtype[Any]]  # In the byte order of the table; they apply to chunks without a dtype.
+    odd_order: Array | None = None  # Whether the chunks of an image are flattened in another order than ZYX.
 
     def where(self, row: int) -> str:
         return f"{self.path}: image {int(self.indices[row])}"

@@ -27,7 +27,7 @@ _WIDEST_SCALAR = 16  # Bytes of a 128-bit decimal, the largest alignment of any 
 class Image:
     """One image to store; the memory of ``fleeting`` pixels may be reused as soon as the next image is requested."""
 
-    pixels: Array
+    pixels: Array  # (T, C, Z, Y, X), in native byte order.
     image_id: str
     metadata: Mapping[str, Any]
     checksum: str | None = None

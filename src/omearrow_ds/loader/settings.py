@@ -186,7 +186,7 @@ def _given_sampler(passed: Arguments) -> Settings:
 class SharedBatches(BatchSampler):
     """Batch sampler of one rank that yields the batches of all ranks if another loader divides batches among ranks.
 
-    Accelerate creates such a loader. The batches are those of one rank with ``of_rank``, or if it only skips some.
+    Accelerate creates such a loader. With ``of_rank``, and for a loader that only skips batches, they are of one rank.
     """
 
     of_rank = False

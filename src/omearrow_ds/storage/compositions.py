@@ -26,7 +26,8 @@ _FEW = 8  # Whole parts are fetched if at least one of this number of images is 
 class SelectedRows(ImagesWrapper):
     """Images at some sorted indices of another source, which is closed with this one.
 
-    ``reopen`` opens them in another process. ``condition`` is the text of a filter, empty if null images were left out.
+    ``reopen`` opens them in another process; None pickles the source. ``condition`` is the text of the filter, which is
+    empty if null images were left out.
     """
 
     def __init__(

@@ -198,7 +198,7 @@ def _files_hash(source: Images) -> str:
 def _write_part(
     material: Material, plan: Sequence[Array], target: Target, parts: PartsTarget, skip_errors: bool, number: int
 ) -> PartRecord:
-    """Write a part and return its record, or that of the job that finished it earlier; ``plan`` has its indices."""
+    """Write a part and return its record, or that of the job that finished it earlier; ``plan`` is of all parts."""
     readable: list[int] = []
     failed: list[Mapping[str, str]] = []
     with parts.store.temporary(f"{number:05d}{target.format.suffix}") as path:

@@ -260,7 +260,8 @@ def _is_whole(value: str) -> bool:
 def _with_keys(
     table: pa.Table, keys: Mapping[str, str | None], kinds: Mapping[str, pa.DataType], length: int
 ) -> pa.Table:
-    """Return the columns of a part, of any number with ``length`` rows, followed by the keys that it lacks."""
+    """Return the columns of a part, followed by the keys that it lacks, in a table of ``length`` rows."""
+    # A table without columns has no rows, unless its columns were removed by `select`.
     table = table if table.num_columns else pa.table({"": pa.nulls(length)}).select([])
     for name in [name for name in keys if name not in table.column_names]:
         column = pa.repeat(pa.scalar(keys[name], pa.string()).cast(kinds[name]), length)

@@ -51,7 +51,8 @@ def write_index(path: Path, index: Index | pa.Table) -> str:
 def index_hash(index: Index) -> str:
     """Return a hash of the contents of an image index; equal indexes have the same hash in every process."""
     digest = new_hash()
-    hashed = SimpleNamespace(write=digest.update, close=bool, flush=bool, closed=False)  # Its bytes are not stored.
+    # A file whose bytes are hashed and not stored; `bool` is a function without effect.
+    hashed = SimpleNamespace(write=digest.update, close=bool, flush=bool, closed=False)
     with pa.PythonFile(hashed, mode="w") as sink:
         pq.write_table(_as_table(index), sink, compression="none", use_dictionary=False)
     return digest.hexdigest()

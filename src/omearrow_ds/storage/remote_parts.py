@@ -165,7 +165,7 @@ class PartFetcher:
         return pinned.path
 
     def reserve(self, min_parts: int = _MIN_PARTS) -> int:
-        """Begin to fetch whole parts, ``min_parts`` of which fit in the cache; return the limit of open parts."""
+        """Begin to fetch whole parts, and return the limit of open parts; ``min_parts`` must fit the cache."""
         largest_bytes = max((part.size_bytes for part in self.manifest.parts), default=0) or 1
         index_bytes, limit_bytes = self.find_index().stat().st_size, self.cache.limit_bytes
         slots = (limit_bytes - index_bytes) // largest_bytes

@@ -599,7 +599,10 @@ def opened(
     skip_errors: bool = False,
     allowed: str = "a path or a source of open_images",
 ) -> AbstractContextManager[Images]:
-    """Open a path as a source that is closed at exit, or return a context that leaves the source ``images`` open."""
+    """Open a path as a source that is closed at exit, or return a context that leaves the source ``images`` open.
+
+    ``option`` is the name of the argument ``images`` in the public function, for errors.
+    """
     if is_path(images):
         return closing(open_source(images, format_name, skip_errors=skip_errors, **opening))
     refuse_opening_again(opening, "a source")

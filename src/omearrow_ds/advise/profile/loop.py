@@ -60,6 +60,7 @@ class Step:
     """Training step with a copy of a model, at learning rate 0; without a model, it only counts samples.
 
     The loss is the sum of the means of all floating-point tensors that the model returns. SGD has momentum.
+    ``optimizer="none"`` runs only the forward pass.
     """
 
     def __init__(

@@ -253,7 +253,10 @@ Candidate = tuple[Trial, Callable[[], Loop]]  # The function is not called if th
 def find_candidates(
     plain: Loop, opening: OpenOptions, decode_s: float, limit_s: float, folder: Path
 ) -> Iterator[Candidate]:
-    """Yield the settings to try, from the cheapest in memory and disk; no files if decoding exceeds ``limit_s``."""
+    """Yield the settings to try, in increasing order of costs other than time, such as memory or disk space.
+
+    ``plain`` is the loop with the current settings. No files are written if decoding takes longer than ``limit_s``.
+    """
     demand, now, large = on_demand(plain.dataset), plain.loader.num_workers, plain.batch_size * 4
     size, has_user_code = demand.preload_bytes, demand._has_user_code
     workers = now if has_user_code else 0  # Without user code, a copy is faster than transfer between processes.

@@ -240,7 +240,10 @@ def _way_row(way: Trial) -> list[str]:
 def judge(
     breakdown: Breakdown, rates: Rounds, cached: Rounds | None, trials: Sequence[Trial], *, tried: bool
 ) -> Verdict:
-    """Return the bottleneck of the loop; ``cached`` are the rates of steps on one batch, None without a model."""
+    """Return the bottleneck of the loop; ``cached`` are the rates of steps on one batch, None without a model.
+
+    ``tried`` is whether trials were requested.
+    """
     headroom = None if cached is None else median(cached.values()) / median(rates.values())
     ratios = [] if cached is None else gains(cached, rates)
     kind, doubt, why = _kind(headroom), "", "Without a model, all work is data work."

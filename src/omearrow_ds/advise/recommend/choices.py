@@ -307,7 +307,10 @@ class RemoteEstimate(NamedTuple):
     def choose(
         cls, link: NetworkLink, rows: Iterable[PlanCost], task: ReadBudget, *, on_server: bool
     ) -> RemoteEstimate | None:
-        """Return estimates for the plans that a bucket can serve, which include existing parts ``on_server``."""
+        """Return estimates for the plans that a bucket can serve, or None if it can serve no measured plan.
+
+        ``on_server`` is whether the existing collection consists of parts on a server.
+        """
         layouts = [(row, row.plan.layout) for row in rows if row.why_not is None]
         absent = dict.fromkeys(layout.format.label for _, layout in layouts if layout.format.is_folder)
         served = [row for row, layout in layouts if not layout.format.is_folder and (on_server or not layout.as_it_is)]

@@ -286,7 +286,10 @@ def _read(
 
 
 def _cut_down(image: Array, most_bytes: int, least: tuple[int, int]) -> Array:
-    """Return the middle of an image, cut along T, Z, Y, X in this order to ``most_bytes``, or ``least`` (Y, X)."""
+    """Return the middle of an image, cut along T, Z, Y, X in this order until it has at most ``most_bytes``.
+
+    At least ``least`` (Y, X) pixels remain, even if they exceed ``most_bytes``.
+    """
     for axis, fewest in zip((0, 2, 3, 4), (1, 1, *(max(_FEWEST_PIXELS, side) for side in least)), strict=True):
         if image.nbytes > most_bytes:
             old = image.shape[axis]

@@ -402,7 +402,10 @@ def scan(
 
 
 def best(timings: Sequence[LoaderTiming], work_s: float = inf) -> LoaderTiming:
-    """Return the fastest settings with few workers, which must save more of ``work_s`` than their start takes."""
+    """Return the settings with the fewest workers, out of the fastest settings with the requested batch size.
+
+    Workers must save more of ``work_s``, the time of all epochs without workers, than their start takes.
+    """
     first = timings[0]
     alike = [(timing, timing.ratio) for timing in timings if timing.settings.batch_size == first.settings.batch_size]
     ratios = [(one, ratio) for one, ratio in alike if ratio and (one is first or work_s * (1 - ratio) > one.start_s)]

@@ -94,6 +94,7 @@ class Header:
 
     @cached_property
     def rows(self) -> Array:
+        """Row number of each image in the table, int64."""
         return np.arange(len(self.image_ids)) if self.selected_rows is None else self.selected_rows
 
     @cached_property

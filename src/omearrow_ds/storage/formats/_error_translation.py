@@ -18,7 +18,8 @@ MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError
 class translate_errors:  # noqa: N801  # reads as a phrase: with translate_errors(path, "Parquet", errors):
     """Context that converts ``errors`` and panics of Rust libraries to a `FormatError` that names ``path``.
 
-    ``failure`` may return another error. At every read, a `contextlib.contextmanager` would take five times as long.
+    ``failure`` returns the error for another cause than damage, such as a replaced file, else None. Each read enters
+    this context, for which a `contextlib.contextmanager` would take five times as long.
     """
 
     __slots__ = ("_errors", "_failure", "_label", "_path")

@@ -18,10 +18,10 @@ Fingerprint = tuple[int, ...]
 class FileGuard:
     """Translates errors of a format's library, and detects that a collection was replaced or changed.
 
-    As a context around opening a file, it raises an error if the file is not the one that was opened first: its status
-    is the same before and after, and a replaced file does not come back. It refers to no source, so that a source is
-    freed without the garbage collector. The status of ``tracked``, by default ``path``, shows whether the collection
-    was replaced; at a URL, the client of the server detects changes.
+    As a context around opening a file, it raises an error if the file is not the one that was opened first. For this,
+    it compares the status before and after opening, because a replaced file does not come back. It refers to no source,
+    so that a source is freed without the garbage collector. The status of ``tracked``, by default ``path``, shows
+    whether the collection was replaced; at a URL, the client of the server detects changes.
     """
 
     files: Sequence[str] = ()  # Further files, existing or not, that define the collection.

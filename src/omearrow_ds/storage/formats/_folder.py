@@ -82,6 +82,7 @@ class Member(NamedTuple):
 
 
 def link_refused(path: Path) -> FormatError:
+    """Return the error for a symbolic link in a folder of images."""
     problem = "is a symbolic link, which may lead anywhere and is not followed in a folder of images"
     return FormatError(problem, path=path, remedy="copy the folder with the targets of its links (cp -rL)")
 

@@ -80,7 +80,8 @@ def level_path(multiscale: Mapping[str, Any], subject: str, level: int = 0, read
 
 
 def _scale_of(multiscale: Mapping[str, Any], group: str, level: int | None, read: Read | None) -> list[float] | None:
-    """Return the scale of a level or of all levels, or None; raise `FormatError` that names its key if malformed."""
+    """Return the scale of a level, or of all levels for ``level=None``; None without a scale."""
+    # Raises `FormatError` with the key of a malformed scale. ``group`` is the path of the image in errors.
     num_axes, in_levels = len(multiscale.get("axes", AXES)), "" if level is None else f".datasets[{level}]"
     transforms = (multiscale if level is None else multiscale["datasets"][level]).get(_TRANSFORMS, [])
     subject = f"{group}: multiscales[0]{in_levels}.{_TRANSFORMS}"

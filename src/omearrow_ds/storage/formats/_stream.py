@@ -13,8 +13,8 @@ Item = TypeVar("Item")
 class Stream(Generic[Item]):
     """Iterator for writers that may read from any thread: it stores the exception that ends it, and can be stopped.
 
-    Stream readers replace an exception of the items by their own; ``failure`` is the original. A thread that reads on
-    after an interrupt would crash an interpreter that is exiting (seen with Lance 14).
+    Stream readers replace an exception of the items by their own; ``failure`` is the original. After an interrupt,
+    `stop` waits for a reading thread, which would crash an exiting interpreter (seen with Lance 14).
     """
 
     _notice_s = 1.0

@@ -58,10 +58,11 @@ _OFFSETS = {pa.binary(): np.int32, pa.large_binary(): np.int64}
 
 @dataclass(frozen=True, kw_only=True)
 class TableOptions:
-    """Options of a table; ``look`` reads only ids, shapes, dtypes and columns, ``objects`` the objects of a URL.
+    """Options of a table.
 
-    Opening a Lance dataset sets ``known``, its version and the fingerprint of its manifest; opening a DuckDB file sets
-    ``variant``, the names of the schema and the table.
+    ``look`` reads only ids, shapes, dtypes and columns, and ``with_columns`` the columns without images. ``objects`` is
+    the reader for a URL, None for local files. Opening a Lance dataset sets ``known``, its version and the fingerprint
+    of its manifest; opening a DuckDB file sets ``variant``, the names of the schema and the table.
     """
 
     engine: str | None = None
@@ -111,7 +112,8 @@ class TableHeader:
     def leaf_fields(self) -> tuple[pa.Field | None, list[pa.Field]]:
         """Return the pixel leaf of the image struct's chunks, or None if it cannot suffice, and their other fields.
 
-        If it does, the table sets ``is_placed``, and returns lists of structs with only the leaf for ``chunks``.
+        If `placed_chunks` shows that the leaf suffices, the table sets ``is_placed``. Then `StoredTable.fetch` returns
+        lists of structs with only this leaf for ``chunks``.
         """
         chunks = self.column.type.field(self.column.pixel_field).type
         if self.column.pixel_field != "chunks" or not pa.types.is_list(chunks) or self.odd_order.any():
@@ -503,7 +505,7 @@ def as_reader(tables: Iterable[pa.Table], table_schema: pa.Schema) -> pa.RecordB
 
 
 def _from_its_start(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch whose nested columns begin at their buffers: Lance, Vortex and DuckDB fail on slices of these."""
+    """Return a batch whose nested columns are not slices of their buffers, on which Lance, Vortex and DuckDB fail."""
     for index, column in enumerate(batch.columns):
         if column.offset and pa.types.is_nested(column.type):
             batch = batch.set_column(index, batch.field(index), pa.concat_arrays([column, column.slice(0, 0)]))

@@ -138,7 +138,7 @@ class _DatasetVersion:
 
     @property
     def client(self) -> Client:
-        """Storage options for the server, which Lance's own client reads; None on this machine."""
+        """Storage options of Lance's own client for the server; None on this machine."""
         return None if self._objects is None else self._objects.settings(self._url)
 
     def again(self, read: Callable[[], Found]) -> Found:
