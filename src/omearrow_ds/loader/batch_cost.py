@@ -100,8 +100,10 @@ def _shared(value: Any) -> bool:
     """Whether a value is data, a part of an open collection, or meant to be shared."""
     if isinstance(value, torch.Tensor | np.ndarray):
         return bool(value.nbytes > _DATA_BYTES)
-    if isinstance(value, StoredSamples | Targets):
-        return isinstance(value, Targets) and value.listed
+    if isinstance(value, StoredSamples):
+        return False
+    if isinstance(value, Targets):
+        return value.listed
     return str(type(value).__module__).partition(".")[0] in _OF_PACKAGES
 
 

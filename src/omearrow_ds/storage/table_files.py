@@ -223,9 +223,9 @@ class InputTable(NamedTuple):
         self, problem: str, remedy: str, kind: type[OMEArrowDSError] = MetadataError, column: str | None = None
     ) -> NoReturn:
         """Raise an error with the path of the table, or the option that passed it."""
-        option, is_option = self.name.removesuffix("="), self.name.endswith("=")
-        path, name = (None, option) if is_option else (self.name, None)
-        raise kind(problem, path=path, option=name, column=column, remedy=remedy)
+        is_option = self.name.endswith("=")
+        path, option = (None, self.name.removesuffix("=")) if is_option else (self.name, None)
+        raise kind(problem, path=path, option=option, column=column, remedy=remedy)
 
 
 def table_file(table: Any, option: str) -> TableFile | None:

@@ -73,7 +73,8 @@ class Layout:
         if rows_per_group is not None and not fmt.writer.has_row_groups:
             refuse_value("rows_per_group", rows_per_group, f"not supported by {fmt.label}", "leave it out")
         chunk_shape = None if settings.chunk_shape is None else _chunk_shape(fmt, settings.chunk_shape)
-        chunk_codec, encoding = None, settings.encoding if fmt.kind == "table" else "bytes"
+        encoding = settings.encoding if fmt.kind == "table" else "bytes"
+        chunk_codec = None
         if compression.startswith(CHUNK_PREFIX):
             chunk_codec = compression.removeprefix(CHUNK_PREFIX)
             compression = fmt.writer.compressions[0] if "none" not in fmt.writer.compressions else "none"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -121,9 +120,10 @@ def unused_path_near(path: Path, suffix: str) -> Path:
     elif not path.exists():  # The folder of a glob pattern or a list.
         path = path.parent
     stem = path.name.split(".")[0] or path.name
-    endings = itertools.chain([""], map("-{}".format, itertools.count(2)))
-    candidates = (path.with_name(f"{stem}{ending}{suffix}") for ending in endings)
-    return next(candidate for candidate in candidates if not candidate.exists())
+    free, number = path.with_name(f"{stem}{suffix}"), 2
+    while free.exists():
+        free, number = path.with_name(f"{stem}-{number}{suffix}"), number + 1
+    return free
 
 
 def _arguments(path: Path, options: Mapping[str, Any]) -> str:

@@ -47,11 +47,11 @@ class FileGuard:
         if self.fingerprint is None:
             self.refuse_changed()
 
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None or isinstance(error, Exception):  # A replaced file may also cause an error.
             self.refuse_changed()
         if error is not None:
-            self.reading().__exit__(type(error), error, error.__traceback__)
+            self.reading().__exit__(kind, error, trace)
 
     def failure(self, error: BaseException) -> OMEArrowDSError | None:
         """Return the error of a library that failed for a reason other than a damaged file, else None."""
