@@ -31,10 +31,14 @@ _QUERY_NS = 10**6  # `getrusage` takes as long as scaling a small image, and a w
 
 
 class ImageAddresses(NamedTuple):
-    """Addresses of images, (n,) int64, and the object that keeps their memory alive."""
+    """Addresses of images, (n,) int64, and the object that keeps their memory alive.
+
+    ``alignment`` is the remainder of all addresses modulo the item size, or None if it may differ.
+    """
 
     addresses: Array
     owner: Any
+    alignment: int | None = None
 
 
 class _ArrayInterface:
@@ -219,7 +223,7 @@ class Stacks:
 
     def located(self, indices: Array) -> ImageAddresses:
         """Return the addresses of images; call `prepare` first, since this method does not check them."""
-        return ImageAddresses(self.addresses[indices], self.arrays)
+        return ImageAddresses(self.addresses[indices], self.arrays, self.alignment)
 
     def in_open_file_groups(self, indices: Array, out: Array, write: Callable[[Array, Array], object]) -> bool:
         """Create a batch in several turns if the limit of open files requires it; return False if one is enough.
@@ -241,7 +245,7 @@ class Stacks:
 
         Its other elements overlap and have undefined values, so they must not be read.
         """
-        (addresses, owner), like = self.located(indices), self.like
+        (addresses, owner, _), like = self.located(indices), self.like
         first = int(np.minimum.reduce(addresses))
         numbers = addresses - first
         shape, strides = (int(np.maximum.reduce(numbers)) + 1, *like.shape[1:]), (1, *like.strides[1:])
@@ -261,6 +265,18 @@ class Stacks:
     def contiguous(self) -> bool:
         return self.has_equal_strides and bool(self.like[:1].flags.c_contiguous)
 
+    @functools.cached_property
+    def _has_item_strides(self) -> bool:
+        """Whether images have equal strides, which are multiples of the item size."""
+        return self.has_equal_strides and not any(stride % self.like.itemsize for stride in self.like.strides[1:])
+
+    @functools.cached_property
+    def alignment(self) -> int | None:
+        """Remainder of the address of each image modulo the item size; None if images differ."""
+        addresses, size = self.addresses, self.like.itemsize
+        rest = int(addresses[0]) % size if len(addresses) else 0
+        return None if ((addresses - rest) % size).any() else rest
+
     def strided_groups(self, indices: Array) -> Iterator[tuple[Array, Array, Array]]:
         """Yield groups of images whose distances in memory are multiples of the item size.
 
@@ -269,13 +285,13 @@ class Stacks:
         multiples of the item size. The memory is valid only until the next group is requested.
         """
         size, only = self.like.itemsize, self.single_array
-        if not self.has_equal_strides or any(stride % size for stride in self.like.strides[1:]):
+        if not self._has_item_strides:
             return
         if only is not None and not only.strides[0] % size:
             yield only, np.arange(len(indices)), indices * (only.strides[0] // size)
             return
         located = self.located(indices)  # Keeps the memory.
-        yield from strided_groups(located.addresses, self.like)
+        yield from strided_groups(located.addresses, self.like, located.alignment)
 
 
 class SelectedStacks(Stacks):
@@ -318,12 +334,16 @@ def same_strides(array: Array, like: Array) -> bool:
     return all(step == other for length, step, other in both if length > 1)
 
 
-def strided_groups(addresses: Array, like: Array) -> Iterator[tuple[Array, Array, Array]]:
-    """Yield groups of images like ``like`` (n, ...), whose memory the caller keeps; see `Stacks.strided_groups`."""
+def strided_groups(addresses: Array, like: Array, alignment: int | None = None) -> Iterator[tuple[Array, Array, Array]]:
+    """Yield groups of images like ``like`` (n, ...), whose memory the caller keeps; see `Stacks.strided_groups`.
+
+    ``alignment`` is described in `ImageAddresses`.
+    """
     size, kind = like.itemsize, (like.dtype, like.shape[1:], like.strides[1:])
-    origin, first = _origin(int(addresses[0]) % size, *kind)
+    rest = int(addresses[0]) % size if alignment is None else alignment
+    origin, first = _origin(rest, *kind)
     after = addresses - first
-    if not int(np.bitwise_or.reduce(after)) % size:  # Item sizes are powers of two.
+    if alignment is not None or not int(np.bitwise_or.reduce(after)) % size:  # Item sizes are powers of two.
         yield origin, np.arange(len(after)), after // size
         return
     rests = addresses % size

@@ -317,6 +317,7 @@ class PartStacks(Stacks):
         self._has_prefixes = False  # Whether an opened part has bytes to compare.
         self._parts: dict[int, _Part] = {}
         self._held: Sequence[_Part] = ()
+        self.alignment, self._alignments = None, set[int | None]()  # Of images in parts that were opened.
         self._looking = threading.Lock()
 
     def __getitem__(self, index: int) -> Array:
@@ -352,7 +353,7 @@ class PartStacks(Stacks):
                     if stacks is not None and stacks.prefixes is not None:
                         stacks.prefixes.check((indices[numbers == number] - self._starts[number]).tolist())
                 self._is_checked[indices] = True
-            addresses = self._table[indices]
+            addresses, alignment = self._table[indices], self.alignment
             owners: list[object] = [parts, self._held]
         for number, (source, stacks) in parts.items():
             if stacks is None:
@@ -361,7 +362,7 @@ class PartStacks(Stacks):
                 images = [self._cut(np.ascontiguousarray(image)[None]) for image in arrays]
                 addresses[in_part] = [Stacks([image]).addresses[0] for image in images]
                 owners.append(images)
-        return ImageAddresses(addresses, owners)
+        return ImageAddresses(addresses, owners, alignment)
 
     def prepare(self, indices: Array, rows: Rows | None = None) -> None:
         if self.requests is not None and monotonic_ns() >= self.requests.query_ns:  # Requests need open parts.
@@ -426,6 +427,9 @@ class PartStacks(Stacks):
             self._table[rows] = stacks.addresses
             if stacks.prefixes is not None:
                 self._is_checked[rows], self._has_prefixes = False, True
+        alignment = None if stacks is None else stacks.alignment
+        self._alignments.add(alignment)
+        self.alignment = alignment if len(self._alignments) == 1 else None
         self._parts[number] = source, stacks
         self._held = list(self._parts.values())
         return source, stacks
