@@ -19,7 +19,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -140,18 +140,20 @@ class _ThreadlessBar(tqdm):  # type: ignore[misc]  # tqdm has no types
     _lock = threading.RLock()  # The default lock of tqdm would choose the start method of processes.
 
 
-@contextmanager
-def preload_progress(source: Images, progress: bool | None) -> Iterator[Done | None]:
-    """Show a progress bar if decoding takes longer than 2 s; ``progress=None`` shows it only in a terminal.
+def preload_progress(source: Images, progress: bool | None) -> AbstractContextManager[Done | None]:
+    """Return a context that shows a progress bar if decoding takes longer than 2 s.
 
-    It counts images, or bytes if the source downloads them. The context is the function to call with decoded images.
+    Its value is the function to call with decoded images, or None. ``progress=None`` shows the bar only in a terminal.
     """
-    header = source.header
     err = sys.stderr
     is_shown = err is not None and not err.closed and bool(progress or (progress is None and err.isatty()))
-    if not is_shown:
-        yield None
-        return
+    return _progress_bar(source) if is_shown else nullcontext()
+
+
+@contextmanager
+def _progress_bar(source: Images) -> Iterator[Done | None]:
+    """Show a progress bar of images, or of bytes if the source downloads them."""
+    header = source.header
     fetches = header.part_fetches if len(source) == header.row_count else None  # Otherwise, bytes are unknown.
     with _ThreadlessBar(
         desc=f"preloading {header.path.name}", unit="image", total=len(source), leave=False, **_BAR_OPTIONS
