@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -225,8 +226,8 @@ class _Pieces:
         number = self.stops - self.starts
         if not len(rows):
             return number > 0
-        itemsizes = np.array([dtype.itemsize for dtype in self._expected.dtypes])
         share = counts // np.maximum(number, 1)
+        itemsizes = np.fromiter(map(attrgetter("itemsize"), self._expected.dtypes), np.int64)
         wrong = ~self.leaf.holds(pieces, share[rows], itemsizes[rows])
         filled: Array = (number > 0) & (share * number == counts) & (np.bincount(rows, wrong, len(number)) == 0)
         return filled

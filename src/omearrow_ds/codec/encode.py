@@ -169,7 +169,8 @@ def _encode_chunks(images: Sequence[Image], encoding: str, flat: Array, chunk_co
         if chunk_codec is not None:
             compressions = pa.repeat(chunk_codec, len(owners))
             offsets, flat = _compressed(flat, offsets, chunk_codec)
-        arrays += [pa.array(names).take(pa.array(owners)), compressions, binary(offsets, flat)]
+        dtypes = pa.array([names[owner] for owner in owners.tolist()], pa.string())
+        arrays += [dtypes, compressions, binary(offsets, flat)]
     else:
         arrays.append(pa.ListArray.from_arrays(pa.array(_offsets(lengths), pa.int32()), pa.array(flat)))
     chunks = pa.StructArray.from_arrays(arrays, fields=list(chunk))

@@ -173,7 +173,8 @@ def among(column: pa.Array, texts: Collection[str | None]) -> Array:
     """Return one bool per row: whether its value is in ``texts``. All are False if the column is not of strings."""
     if not is_text(column.type):
         return np.zeros(len(column), bool)
-    encoded = column.cast(pa.string()).dictionary_encode(null_encoding="encode")
+    column = column if column.type == pa.string() else column.cast(pa.string())
+    encoded = column.dictionary_encode(null_encoding="encode")
     encoded_texts = {text if text is None else text.encode() for text in texts}
     known = list(map(encoded_texts.__contains__, encoded.dictionary.cast(pa.binary()).to_pylist()))
     return np.array(known, bool)[numbers(encoded.indices)]

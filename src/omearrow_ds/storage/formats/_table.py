@@ -139,7 +139,7 @@ class TableHeader:
             raise damaged(self.guard.path, self.guard.label, error) from error
 
     def expected(self, indices: Array) -> Expected:
-        dtypes = [self.stored_dtypes[index] for index in indices.tolist()]
+        dtypes = list(map(self.stored_dtypes.__getitem__, indices.tolist()))
         return Expected(self._subject, indices, self.shapes[indices], dtypes, self.odd_order[indices])
 
     def block(self, table: StoredTable, chunks: pa.Array, indices: Array) -> ImageBlock:

@@ -256,8 +256,8 @@ class ArrowTable(StoredTable):
             stack = block.stack()
         images = block if stack is None else stack
         addresses = [buffer.address for buffer in image.buffers() if buffer is not None and buffer.size]
-        mapped = file.mapped
-        if all(mapped.address <= address < mapped.address + mapped.size for address in addresses):
+        start, num_bytes = file.mapped.address, file.mapped.size
+        if not addresses or (start <= min(addresses) and max(addresses) < start + num_bytes):
             file.images[number] = images
         return images
 
