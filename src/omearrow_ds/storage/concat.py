@@ -317,7 +317,7 @@ class PartStacks(Stacks):
         self._has_prefixes = False  # Whether an opened part has bytes to compare.
         self._parts: dict[int, _Part] = {}
         self._held: Sequence[_Part] = ()
-        self.alignment, self._alignments = None, set[int | None]()  # Of images in parts that were opened.
+        self.alignment, self._alignments = None, set[int | None]()  # Alignments of images in opened parts.
         self._looking = threading.Lock()
 
     def __getitem__(self, index: int) -> Array:
