@@ -136,9 +136,9 @@ class ObjectStore:
         """Return the client of this process, see `open_client`; it must exist before threads use it."""
         return self._clients.get()(read_s or READ_S, retries)
 
-    def read(self, name: str, *, span: Span = (0, None), version: ObjectVersion | None = None) -> memoryview:
+    def read(self, name: str, *, version: ObjectVersion | None = None) -> memoryview:
         data = bytearray()
-        self.fetch(name, None, data.extend, span=span, version=version)
+        self.fetch(name, None, data.extend, version=version)
         return memoryview(data)
 
     def ranges(

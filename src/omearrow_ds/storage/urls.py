@@ -175,10 +175,6 @@ class BucketReader:
         (head,), version = remote.ranges(name, [(0, HEAD_BYTES)])
         return ObjectFile(lambda ranges: remote.ranges(name, ranges, version)[0], version, head, url)
 
-    def part(self, url: str, start: int, stop: int | None) -> memoryview:
-        remote, name = self.remote(url)
-        return remote.read(name, span=(start, stop))
-
     def read(self, url: str, version: tuple[int, str] | None = None) -> memoryview:
         prefetcher = self._prefetcher.get()
         future = prefetcher.take(url)

@@ -585,6 +585,27 @@ def test_a_bucket_alone_is_told_from_what_is_in_it(server, opened, tmp_path):
         opened("s3://more/")
 
 
+def test_replaced_shard_is_never_read_by_zarr_with_the_old_index(bucket, opened):
+    zarr = pytest.importorskip("zarr")
+    images = [np.random.default_rng(0).integers(0, 2**16, (size, size)).astype(">u2") for size in (40, 400)]
+    options = {"compressors": None, "serializer": zarr.codecs.BytesCodec(endian="big")}  # zarr reads this byte order.
+
+    def write(step):
+        for name, image in zip(("small", "large"), images, strict=True):
+            chunks = (image.shape[0] // 4, image.shape[1] // 4)
+            shutil.rmtree(bucket / f"{name}.zarr", ignore_errors=True)
+            zarr.create_array(bucket / f"{name}.zarr", data=image[::step], chunks=chunks, shards=image.shape, **options)
+
+    write(1)
+    small, large = (opened(f"s3://lab/{name}.zarr") for name in ("small", "large"))
+    np.testing.assert_array_equal(small.read(0, (0, 3, 0, 5))[0, 0, 0], images[0][:3, :5])
+    np.testing.assert_array_equal(large.read(0, (0, 3, 0, 5))[0, 0, 0], images[1][:3, :5])
+    write(-1)
+    np.testing.assert_array_equal(small.read(0, (37, 40, 0, 5))[0, 0, 0], images[0][37:, :5])  # Fetched with its index.
+    with raises(FormatError, path="s3://lab/large.zarr/c/0/0"):
+        large.read(0, (397, 400, 0, 5))
+
+
 def test_ome_zarr_at_a_url_is_the_local_one(server, bucket, opened, fields):
     zarr = pytest.importorskip("zarr")
     images = as_images(fields)

@@ -81,9 +81,6 @@ class ObjectReader(Protocol):
     def read(self, url: str, version: tuple[int, str] | None = None) -> memoryview:
         """Return a whole object, which may have been prefetched, of an expected version."""
 
-    def part(self, url: str, start: int, stop: int | None) -> memoryview:
-        """Return the bytes from ``start`` to ``stop``, or to the end."""
-
     def expect(self, versions: Mapping[str, tuple[int, str] | None]) -> None:
         """Prefetch some of the whole objects that are read next, in this order."""
 
