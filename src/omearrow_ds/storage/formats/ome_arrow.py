@@ -38,7 +38,6 @@ from omearrow_ds.storage.formats._base import (
     Images,
     crop_images,
     forwarded,
-    group_by_part,
     local_files,
     read_distinct,
 )
@@ -65,7 +64,6 @@ _IMAGES, _CHUNKS, _INDEX = OME_ARROW_TABLES
 _FILES = (*OME_ARROW_TABLES, OME_ARROW_MANIFEST, SIDECAR)
 _AXES = ("t", "c", "z", "y", "x")
 _PLACE = {name: pa.int32() for name in (*_AXES, *(f"shape_{axis}" for axis in _AXES))}
-_INDEXED = ["image_id", "chunk_id", *_PLACE]  # Columns of a chunk in the index and in its own table.
 _IMAGE_FIELDS = {
     **dict.fromkeys(("image_id", "name", "image_type", "dtype"), pa.string()),
     **{f"size_{axis}": pa.int32() for axis in _AXES},
@@ -85,8 +83,6 @@ _TAGS = {f"ome.arrow.{name}": value for name, value in _KIND.items()}
 _GROUP_ROWS, _GROUP_BYTES = 256, 2**24  # of chunks, as in our Parquet: see `docs/explanation/layouts.md`
 _MOST_CHUNK_BYTES = 2**31 - 2**16  # Limit of a Parquet page, minus its levels.
 _FEW_CHUNKS = "As few chunks per image as Parquet pages allow"
-_CHECKED_AHEAD = 512  # Row groups compared with the index at once.
-_MOST_ALIKE_BYTES = 2**9  # Limit of column chunks that are compared by their bytes.
 _BLOCK_BYTES = 2**24  # Images assembled from several chunks.
 ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)
 
@@ -227,8 +223,7 @@ class OMEArrowImages(Images):
                 row_count=len(image_ids),
                 find_groups=lambda: split_by_bytes(image_bytes(shapes, dtypes), _BLOCK_BYTES),
             )
-            index = _read_table(guard, _INDEX) if (path / _INDEX).exists() else None
-            self._chunks = ChunkTable(self.header, images, index)
+            self._chunks = ChunkTable(self.header, images["image_id"])
             self.details = Details(storage_info=self._chunks.storage_info, files=partial(local_files, path, guard))
         self.close()
 
@@ -346,87 +341,71 @@ def _rest_of_images(
 class ChunkTable:
     """Table of chunks of an ome-arrow dataset, read from memory-mapped Parquet pages or, if that fails, by pyarrow.
 
-    Chunk locations come from the index if it fits the table, and are compared with the table when a row group is first
-    read. Raises `FormatError` if the chunks of an image do not fill it.
+    Chunks are located by their own columns: those of the index take as long to read, and could contradict them. Raises
+    `FormatError` if the chunks of an image do not fill it.
     """
 
-    def __init__(self, header: Header, table: pa.Table, index: pa.Table | None) -> None:
-        self._path, self._guard = header.path, header.guard
-        self._shapes, self._dtypes, self._image_ids = header.shapes, header.dtypes, header.image_ids
+    def __init__(self, header: Header, image_ids: pa.ChunkedArray) -> None:
+        self._header, self._path, self._guard = header, header.path, header.guard
         self._file = ProcessLocal(self._open)
         self._pages = ProcessLocal(self._open_reader)
         file = self._file.get()
         paths = [file.schema.column(number).path for number in range(len(file.schema))]
         self._leaf = paths.index("pixel_bytes")
-        self._leaves = {name: paths.index(name) for name in (*_INDEXED, "dtype") if name in paths}
         leaf = file.schema.column(self._leaf)
         self._levels = leaf.max_definition_level
         is_flat = not leaf.max_repetition_level and self._levels < 2
         self._cut = is_flat and not is_encrypted(self._pages.get().file, file)
         counts = (file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))
         self.starts = list(itertools.accumulate(counts, initial=0))
-        chunks = None if index is None else self._ordered(index)
-        self._unchecked = set(range(file.num_row_groups)) if chunks is not None else set[int]()
-        if chunks is None:
-            chunks = file.read(columns=["image_id", "chunk_id", "dtype", *_PLACE])
+        chunks = file.read(columns=["image_id", "dtype", *_PLACE])
         if len(chunks) != self.starts[-1]:
             raise other_rows(self._path / _CHUNKS, len(chunks), self.starts[-1], "a column")
         positions = np.stack([whole_numbers(chunks[name].combine_chunks()) for name in _PLACE], axis=1)
-        owners = pc.index_in(chunks["image_id"], value_set=table["image_id"]).fill_null(-1).to_numpy()
-        # Offset in the image, size, and owning image or -1 of each chunk.
-        self._offsets, self.sizes, self.owners = positions[:, :5], positions[:, 5:], owners
-        self._told = chunks.select(_INDEXED)
+        # Size, and owning image or -1, of each chunk.
+        self.sizes = positions[:, 5:]
+        self.owners = pc.index_in(chunks["image_id"], value_set=image_ids).fill_null(-1).to_numpy()
         if "dtype" in chunks.column_names:
-            self._refuse_other_dtypes(chunks["dtype"].to_pylist(), owners)
-        rows = np.lexsort((*self._offsets.T[::-1], owners))
-        rows = rows[np.searchsorted(owners[rows], 0) :]
-        self._firsts = np.searchsorted(owners[rows], np.arange(len(self._shapes) + 1)).tolist()
-        self._refuse_gaps(rows)
+            self._refuse_other_dtypes(chunks["dtype"].to_pylist())
+        rows = np.lexsort((*positions[:, 4::-1].T, self.owners))
+        rows = rows[np.searchsorted(self.owners[rows], 0) :]
+        self._firsts = np.searchsorted(self.owners[rows], np.arange(len(header.shapes) + 1)).tolist()
+        self._refuse_gaps(rows, positions[rows, :5])
         self._rows: list[int] = rows.tolist()
-        self.is_one_each = len(rows) == len(owners) == len(self._shapes) and bool((rows == np.arange(len(rows))).all())
+        is_sorted = len(rows) == len(positions) == len(header.shapes)
+        self.is_one_each = is_sorted and bool((rows == np.arange(len(rows))).all())
 
     def rows_of(self, image: int) -> list[int]:
         """Return the rows of the chunks of an image in C order."""
         return self._rows[self._firsts[image] : self._firsts[image + 1]]
 
-    def _ordered(self, index: pa.Table) -> pa.Table | None:
-        """Return the index in chunk order, or None unless it lists each chunk exactly once."""
-        if set(_INDEX_FIELDS) - set(index.column_names) or len(index) != self.starts[-1]:
-            return None
-        number, row = (whole_numbers(index[name].combine_chunks()) for name in ("row_group_id", "row_index_in_group"))
-        order, counts = np.lexsort((row, number)), np.diff(self.starts)
-        groups = np.repeat(np.arange(len(counts)), counts)
-        in_group = np.arange(len(groups)) - np.array(self.starts)[groups]
-        is_complete = np.array_equal(number[order], groups) and np.array_equal(row[order], in_group)
-        is_complete &= pc.all(pc.equal(index["fragment_path"], _CHUNKS)).as_py() is not False
-        return index.take(pa.array(order)) if is_complete else None
-
-    def _refuse_other_dtypes(self, names: Sequence[str | None], owners: Array) -> None:
-        valid_names = {dtype: (dtype.name, dtype.str) for dtype in set(self._dtypes)}
-        for name, owner in zip(names, owners.tolist(), strict=True):
-            if owner >= 0 and name not in valid_names[self._dtypes[owner]]:
-                subject = f"{self._path}: image {owner} ({self._image_ids[owner]!r})"
-                problem = f"dtype is {self._dtypes[owner]}, but a chunk has {name}"
+    def _refuse_other_dtypes(self, names: Sequence[str | None]) -> None:
+        dtypes = self._header.dtypes
+        valid_names = {dtype: (dtype.name, dtype.str) for dtype in set(dtypes)}
+        for name, owner in zip(names, self.owners.tolist(), strict=True):
+            if owner >= 0 and name not in valid_names[dtypes[owner]]:
+                subject = f"{self._path}: image {owner} ({self._header.image_ids[owner]!r})"
+                problem = f"dtype is {dtypes[owner]}, but a chunk has {name}"
                 raise FormatError(f"{subject}: {problem}; the folder is damaged, restore it")
 
-    def _refuse_gaps(self, rows: Array) -> None:
-        """Raise `FormatError` unless the sorted chunk ``rows`` of each image form a grid that fills it."""
-        firsts = np.array(self._firsts)
+    def _refuse_gaps(self, rows: Array, starts: Array) -> None:
+        """Raise `FormatError` unless the chunks of each image, sorted and with their ``starts``, fill it as a grid."""
+        firsts, shapes = np.array(self._firsts), self._header.shapes
         counts = np.diff(firsts)
         good = counts > 0
-        starts, sizes, owners = (values[rows] for values in (self._offsets, self.sizes, self.owners))
-        steps = np.ones_like(self._shapes)
+        sizes, owners = self.sizes[rows], self.owners[rows]
+        steps = np.ones_like(shapes)
         if len(rows):
             steps[good] = np.maximum.reduceat(sizes, firsts[:-1][good]).clip(1)
-        step, left = steps[owners], self._shapes[owners] - starts
+        step, left = steps[owners], shapes[owners] - starts
         fits = (starts >= 0) & (left > 0) & (starts % step == 0) & (sizes == np.minimum(step, left))
         twice = np.append((np.diff(starts, axis=0) == 0).all(axis=1) & (np.diff(owners) == 0), False)
-        good &= np.bincount(owners[~fits.all(axis=1) | twice[: len(rows)]], minlength=len(self._shapes)) == 0
-        good &= counts == (-(-self._shapes // steps)).prod(axis=1)
+        good &= np.bincount(owners[~fits.all(axis=1) | twice[: len(rows)]], minlength=len(shapes)) == 0
+        good &= counts == (-(-shapes // steps)).prod(axis=1)
         if not good.all():
             bad = int(good.argmin())
             problem = f"{counts[bad]:,} chunks do not cover each pixel exactly once; the folder is damaged, restore it"
-            raise FormatError(f"{self._path}: image {bad} ({self._image_ids[bad]!r}): {problem}")
+            raise FormatError(f"{self._path}: image {bad} ({self._header.image_ids[bad]!r}): {problem}")
 
     def _open(self) -> pq.ParquetFile:
         with self._guard:
@@ -442,12 +421,9 @@ class ChunkTable:
 
     def read(self, rows: Sequence[int]) -> list[Array]:
         """Return chunks, each with its shape, by their sorted rows in the table of chunks."""
-        if self._unchecked:
-            self._check_groups([number for number, _ in group_by_part(self.starts, rows)])
         return self._pages.get().read(self, rows)
 
     def find_pages(self, file: ByteSource, number: int) -> Pages:
-        self._check_groups([number], range(number, min(number + _CHECKED_AHEAD, len(self.starts) - 1)))
         if not self._cut:
             raise OtherLayoutError
         stored = self._file.get().metadata.row_group(number).column(self._leaf)
@@ -455,54 +431,12 @@ class ChunkTable:
         owners = self.owners[of_group].tolist()
         if stored.file_path or -1 in owners or stored.compression not in ("UNCOMPRESSED", *CODECS):
             raise OtherLayoutError
-        dtypes, sizes = [self._dtypes[owner] for owner in owners], self.sizes[of_group]
+        dtypes, sizes = [self._header.dtypes[owner] for owner in owners], self.sizes[of_group]
         span = pages_span(stored, levels=self._levels)
         expected = Expected(str(self._path), np.arange(of_group.start, of_group.stop), sizes, dtypes)
         if stored.has_dictionary_page:
             return DictionaryPages(file, span, stored.data_page_offset, expected)
         return find_pages(file, span, expected, np.ones(len(sizes), np.int64))
-
-    def _check_groups(self, needed: Sequence[int], ahead: Sequence[int] = ()) -> None:
-        """Raise `FormatError` if chunks differ from the index; check each row group only once, many at once."""
-        # Row groups ``ahead`` that differ raise the error when they are needed.
-        needed = [number for number in needed if number in self._unchecked]
-        if not needed or self._is_indexed(sorted({*needed, *ahead} & self._unchecked)):
-            return
-        for number in needed:
-            if not self._is_indexed([number]):
-                problem = f"differs from the chunks in row group {number} of {_CHUNKS}"
-                remedy = f"remove {_INDEX}, or write the folder again"
-                raise FormatError(f"{self._path / _INDEX}: {problem}; {remedy}")
-
-    def _is_indexed(self, numbers: Sequence[int]) -> bool:
-        """Whether row groups have the chunks that the index lists; those that have are not checked again."""
-        rows = np.concatenate([np.arange(*self.starts[number : number + 2]) for number in numbers])
-        try:
-            stored = self._values_of(numbers)
-            if any(stored.get(name) != self._told[name].take(pa.array(rows)).to_pylist() for name in _INDEXED):
-                return False
-            self._refuse_other_dtypes(stored["dtype"], self.owners[rows])
-        except FormatError:
-            if len(numbers) == 1:
-                raise
-            return False
-        self._unchecked.difference_update(numbers)
-        return True
-
-    def _values_of(self, numbers: Sequence[int]) -> dict[str, list[Any]]:
-        """Return columns of row groups; of the column chunks with equal bytes, which may be many, one is decoded."""
-        source, file, values = self._pages.get().file, self._file.get(), dict[str, list[Any]]()
-        source.refuse_changed()  # pyarrow maps the file as well
-        with self._guard.reading():
-            stored = list(map(file.metadata.row_group, numbers))
-            for name, leaf in self._leaves.items():
-                keys = [_key_of(source, group.column(leaf)) for group in stored] if self._cut else numbers
-                decoded: dict[Any, int] = dict(zip(keys, numbers, strict=True))
-                table = file.read_row_groups([*decoded.values()], [name], use_threads=False)
-                items, starts = iter(table[name].to_pylist()), self.starts
-                of_key = {key: list(itertools.islice(items, starts[n + 1] - starts[n])) for key, n in decoded.items()}
-                values[name] = [value for key in keys for value in of_key[key]]
-        return values
 
     def decode_group(self, number: int, rows: Sequence[int]) -> list[Array]:
         self._pages.get().file.refuse_changed()
@@ -516,7 +450,7 @@ class ChunkTable:
 
     def _chunk(self, row: int, pixels: pa.Buffer | None) -> Array:
         owner = int(self.owners[row])
-        dtype, shape = self._dtypes[owner], tuple(self.sizes[row].tolist())
+        dtype, shape = self._header.dtypes[owner], tuple(self.sizes[row].tolist())
         expected = math.prod(shape) * dtype.itemsize
         if pixels is None or pixels.size != expected:
             num_bytes = 0 if pixels is None else pixels.size
@@ -527,7 +461,7 @@ class ChunkTable:
     def storage_info(self) -> Stored:
         leaves = column_chunks(self._pages.get().file, self._file.get(), [self._leaf])
         compression = describe_codecs(leaves)
-        layouts = "one per image" if self.is_one_each else f"of {len(self._shapes):,} images"
+        layouts = "one per image" if self.is_one_each else f"of {len(self._header.shapes):,} images"
         row_groups = groups(self.starts, "row group").replace("image", "chunk")
         chunking = f"{self.starts[-1]:,} chunks, {layouts}, in {row_groups}"
         if not self._cut or not {leaf.compression for leaf in leaves} <= {"UNCOMPRESSED", *CODECS}:
@@ -543,12 +477,3 @@ class ChunkTable:
 
 
 open_collection = OMEArrowImages
-
-
-def _key_of(file: ByteSource, stored: pq.ColumnChunkMetaData) -> bytes | object:
-    """Return a key that short column chunks with equal values share; a unique object for longer ones."""
-    if stored.total_compressed_size > _MOST_ALIKE_BYTES or stored.file_path:
-        return object()
-    span = pages_span(stored)
-    (data,) = file.read_ranges([(span.start, span.stop)])
-    return f"{stored.num_values} {stored.compression} ".encode() + bytes(data)
