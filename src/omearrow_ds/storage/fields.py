@@ -105,10 +105,8 @@ class FieldSource(ImagesWrapper):
         )
 
     def read(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
-        if regions is None:
-            return self._read_whole(rows, out)
-        if not self._are_planes:
-            return self._read_regions(rows, regions)
+        if regions is None or not self._are_planes:
+            return self._read_files(rows, regions, out)
         files: list[int] = []
         in_files: list[Region] = []
         shapes = []
@@ -127,37 +125,28 @@ class FieldSource(ImagesWrapper):
             first = stop
         return arrays
 
-    def _read_whole(self, rows: Sequence[int], out: Targets) -> list[Array]:
-        files = [self._fields.grids[row].ravel().tolist() for row in rows]
-        if out is None and all(len(numbers) == 1 for numbers in files):
-            return self.source.read([number for (number,) in files])
-        images = out or [np.empty(self.header.shapes[row], self.header.dtypes[row]) for row in rows]
-        targets: list[Array] = []
-        for row, image in zip(rows, images, strict=True):
-            windows = chunk_windows([0, 0, 0, *image.shape[:3]], self._plane[row, :3].tolist())
-            targets += [image[outer] for _, _, outer in windows]
-        of_files = targets if all(target.flags.c_contiguous for target in targets) else None
-        copy_others(self.source.read(list(chain.from_iterable(files)), out=of_files), targets)
-        return list(images)
-
-    def _read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
+    def _read_files(self, rows: Sequence[int], regions: Regions, out: Targets) -> list[Array]:
+        """Return whole images or regions, made of those parts of files that they contain."""
         files: list[int] = []
         in_files: list[Region] = []
-        targets: list[tuple[int, tuple[slice, ...]]] = []
-        for number, (row, region) in enumerate(zip(rows, regions, strict=True)):
+        windows: list[tuple[int, tuple[slice, ...]]] = []
+        shapes = [self.header.shapes[row].tolist() for row in rows] if regions is None else list(map(size_of, regions))
+        for number, (row, shape) in enumerate(zip(rows, shapes, strict=True)):
+            region = [0, 0, 0, 0, 0, *shape] if regions is None else regions[number]
             lead = [*region[:3], *region[5:8]]
             for position, inner, outer in chunk_windows(lead, self._plane[row, :3].tolist()):
-                starts, stops = [cut.start for cut in inner], [cut.stop for cut in inner]
-                files.append(int(self._fields.grids[row][position]))
-                in_files.append([*starts, *region[3:5], *stops, *region[8:]])
-                targets.append((number, outer))
-        parts = self.source.read(files, in_files)
-        if len(parts) == len(rows):
-            return parts
-        arrays = [np.empty(size_of(region), self.header.dtypes[row]) for row, region in zip(rows, regions, strict=True)]
-        for (number, target), part in zip(targets, parts, strict=True):
-            arrays[number][target] = part
-        return arrays
+                files.append(self._fields.grids[row].item(position))
+                windows.append((number, outer))
+                if regions is not None:
+                    starts, stops = [cut.start for cut in inner], [cut.stop for cut in inner]
+                    in_files.append([*starts, *region[3:5], *stops, *region[8:]])
+        if out is None and len(files) == len(rows):
+            return self.source.read(files, in_files or None)
+        images = out or [np.empty(shape, self.header.dtypes[row]) for row, shape in zip(rows, shapes, strict=True)]
+        targets = [images[number][outer] for number, outer in windows]
+        can_fill = regions is None and all(target.flags.c_contiguous for target in targets)
+        copy_others(self.source.read(files, in_files or None, targets if can_fill else None), targets)
+        return list(images)
 
     def prefetch(self, rows: Sequence[int]) -> None:
         self.source.prefetch([int(number) for row in rows for number in self._fields.grids[row].flat])
