@@ -28,10 +28,9 @@ from omearrow_ds.storage.formats._base import Array, Block, Images, ImagesWrappe
 from omearrow_ds.storage.formats._columns import ImageColumns
 from omearrow_ds.storage.formats._error_translation import refuse
 from omearrow_ds.storage.formats._folder import (
-    NOT_LISTED,
     FileReader,
     Folder,
-    ListedPage,
+    ListedFile,
     index_of_most,
     link_refused,
     natural_key,
@@ -53,25 +52,24 @@ Plane = tuple[str, str, str]  # Time, channel and Z of a plane in its field, as 
 
 @dataclass(frozen=True)
 class Fields:
-    files: Sequence[str]  # Names relative to a folder, or absolute ones.
+    files: Sequence[ListedFile]  # Names are relative to a folder, or absolute.
     grids: Sequence[Array]  # One array (T, C, Z) of file indices per field.
     image_ids: Sequence[str]  # One id per field.
     columns: pa.Table  # One row per field.
     channels: Sequence[str]  # Names of the channels; empty if the files are whole images.
     rows: Array  # (N,) int64, the index of each field, or of its first row in the table that lists it
     sizes: Mapping[str, Any] = field(default_factory=dict)  # Physical sizes from a file of metadata.
-    pages: Sequence[ListedPage] = ()  # Series and page of each file, if a table lists them.
     kinds: Sequence[int] = ()  # One number per field, equal for fields whose files have one size.
     split_along: str = ""  # Axes in file names, along which files may hold parts of their own images.
 
     @cached_property
     def shared_files(self) -> set[str]:
         """Files with pages of several fields, whose names do not identify a field."""
-        of_fields = ({self.files[number] for number in grid.flat} for grid in self.grids)
+        of_fields = ({self.files[number].file for number in grid.flat} for grid in self.grids)
         return {file for file, count in Counter(chain.from_iterable(of_fields)).items() if count > 1}
 
     def file_stems(self, row: int) -> list[str]:
-        files = [self.files[number] for number in self.grids[row].flat]
+        files = [self.files[number].file for number in self.grids[row].flat]
         return [Path(file).stem for file in files if file not in self.shared_files]
 
 
@@ -85,8 +83,8 @@ class FieldSource(ImagesWrapper):
         self._are_planes = bool((self._plane[:, :3] == 1).all())
         shapes = self._plane.copy()
         shapes[:, :3] *= np.array([grid.shape for grid in fields.grids], np.int64).reshape(-1, 3)
-        pages = ((page.series, page.page) for page in fields.pages)
-        joined = repr([list(fields.files), [grid.tolist() for grid in fields.grids], *pages])
+        pages = (file[1:3] for file in fields.files if file.origin)
+        joined = repr([[file.file for file in fields.files], [grid.tolist() for grid in fields.grids], *pages])
         super().__init__(
             files,
             image_ids=fields.image_ids,
@@ -220,7 +218,7 @@ def open_pattern(
     keys_of = list(map(order.__getitem__, complete))
     ids = ["_".join(key) or path.absolute().name for key in keys_of]
     fields = Fields(
-        files,
+        list(map(ListedFile, files)),
         grids,
         ids if len(set(ids)) == len(ids) else list(map(json.dumps, keys_of)),  # Two keys may have one id.
         pa.table({name: typed(name, [key[n] for key in keys_of]) for n, name in enumerate(columns)}),
@@ -284,24 +282,23 @@ def joined_files(
     folder.root, folder.split_along = root, fields.split_along
     reader: FileReader = module.TiffReader(folder)
     names = [""] * len(fields.files)
-    pages = fields.pages or [NOT_LISTED] * len(names)
     of_channels = list(map(", channel {}".format, fields.channels)) or [""]
     for image_id, grid in zip(fields.image_ids, fields.grids, strict=True):
         for (_, c, _), number in np.ndenumerate(grid):
             names[number] = f"field {image_id}{of_channels[c]}"
     model = 0
     if skip_errors:
-        model = index_of_most(reader, fields.files, pages, (grid.flat for grid in fields.grids), fields.image_ids)
+        model = index_of_most(reader, fields.files, (grid.flat for grid in fields.grids), fields.image_ids)
     first, like = fields.grids[model][0, :, 0], np.zeros(len(names), np.int64)
     of_kind = fields.kinds or [0] * len(fields.grids)
     firsts: dict[int, Array] = {of_kind[model]: first}
     for grid, kind in zip(fields.grids, of_kind, strict=True):
         like[grid] = firsts.setdefault(kind, grid[0, :, 0])[:, None]
-    source = open_files(reader, fields.files, names, like.tolist(), pages)
+    source = open_files(reader, fields.files, names, like.tolist())
     examples: dict[str, str] = {}
     for number in first.tolist():
         layout = f"{tuple(source.header.shapes[number].tolist())} {source.header.dtypes[number]}"
-        examples.setdefault(layout, f"{fields.files[number]} is {layout}")
+        examples.setdefault(layout, f"{fields.files[number].file} is {layout}")
     if len(examples) > 1:
         problem = f"{path}: channels of field {fields.image_ids[model]} differ: {', '.join([*examples.values()][:2])}"
         raise FormatError(f"{problem}; pass channels= with channels of one shape and dtype")

@@ -22,7 +22,7 @@ from omearrow_ds.storage import fields
 from omearrow_ds.storage.formats._columns import plain_columns
 from omearrow_ds.storage.formats._detect import TIFF_SUFFIXES, missing
 from omearrow_ds.storage.formats._error_translation import refuse
-from omearrow_ds.storage.formats._folder import ListedPage
+from omearrow_ds.storage.formats._folder import ListedFile
 from omearrow_ds.storage.formats._urls import ObjectReader, Url, url_of
 from omearrow_ds.storage.table_files import NAMED_BY, ColumnTypes, TableFile, described
 
@@ -94,15 +94,15 @@ def open_fields(
     refuse_doubled(path, entries, identity)
     if len({url_of(file.file) is None for file in files}) > 1:
         raise FormatError(f"{path}: lists both URLs and local files; pass channels= with channels of one kind")
-    pages = [ListedPage(file.series, file.page, f"{path}: row {row}, channel {name!r}") for row, name, file in entries]
+    if any(file[1:3] != (None, None) for file in files):
+        files = [file._replace(origin=f"{path}: row {row}, channel {name!r}") for row, name, file in entries]
     source = fields.Fields(
-        [file.file for file in files],
+        files,
         grids,
         [ids[number] for number in complete],
         pa.table({name: column.take(pa.array(complete)) for name, column in metadata.items()}),
         chosen,
         first[complete],
-        pages=pages if any(file[1:] != (None, None) for file in files) else (),
         split_along="C",
     )
     read_by = None if url_of(files[0].file) is None else objects
@@ -166,9 +166,9 @@ def _ids(metadata: Mapping[str, Any], files: Sequence[Sequence[ListedFile | None
     """Return distinct ids of fields: plate, well and site, or file, or file with series and page, or row."""
     known = [metadata[name].to_pylist() for name in NAMED_BY if name in metadata]
     by_position = ["_".join(map(str, values)) for values in zip(*known, strict=True)]
-    firsts = [of_field[0] or ListedFile("") for of_field in files]
+    firsts = [of_field[0] or ListedFile() for of_field in files]
     by_file = [Path(file.file).stem for file in firsts]
-    by_page = ["_".join([Path(name).stem, *(str(n) for n in page if n is not None)]) for name, *page in firsts]
+    by_page = ["_".join([Path(file.file).stem, *(str(n) for n in file[1:3] if n is not None)]) for file in firsts]
     by_row = [f"row-{row}" for row in first.tolist()]
     return next(ids for ids in (by_position, by_file, by_page, by_row) if len(set(ids)) == len(files))
 
@@ -181,14 +181,6 @@ class ChannelColumns(NamedTuple):
     folder: str | None
     series: str | None
     page: str | None
-
-
-class ListedFile(NamedTuple):
-    """File that a table lists, with the numbers of image series and page from 0; None if the table lists no numbers."""
-
-    file: str
-    series: int | None = None
-    page: int | None = None
 
 
 def channels_of(names: Sequence[str]) -> dict[str, ChannelColumns]:

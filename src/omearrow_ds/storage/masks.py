@@ -22,6 +22,7 @@ from omearrow_ds.storage.collection_source import CollectionSource
 from omearrow_ds.storage.compositions import select_rows, with_label_dtypes
 from omearrow_ds.storage.formats._base import Array, Images, name_stems
 from omearrow_ds.storage.formats._detect import is_hidden
+from omearrow_ds.storage.formats._folder import ListedFile
 from omearrow_ds.storage.formats._urls import url_of
 from omearrow_ds.storage.keys import IMAGE_ID, JoinKeys, match_rows, refuse_contradiction
 from omearrow_ds.storage.part_files import is_path
@@ -166,7 +167,7 @@ def _by_name(source: Images, name: str) -> tuple[Images, Array]:
             raise ColumnError(f"masks={name!r}: {header.path} has no column for {{{field}}}; {remedy}")
         values[field] = header.columns.column(column).to_pylist()
     names = sorted(os.listdir(folder))  # noqa: PTH208  # Only names are needed.
-    files: list[str] = []
+    files: list[ListedFile] = []
     mask_of = np.full(len(source), -1)
     for index in range(len(source)):
         of_image = {field: column[index] for field, column in values.items()}
@@ -178,7 +179,7 @@ def _by_name(source: Images, name: str) -> tuple[Images, Array]:
                 raise MetadataError(f"{folder}: {problem}, {examples}")
             if matches:
                 mask_of[index] = len(files)
-                files += matches
+                files += map(ListedFile, matches)
                 break
     if not files:
         known = f"for image {header.image_ids[0]!r}, {{field}} is {name_stems(source, 0)}"

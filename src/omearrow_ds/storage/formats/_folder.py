@@ -56,16 +56,16 @@ _MEMBER = pa.struct(
 _ALWAYS_LISTED = ("file", "id", "shape", "dtype")
 
 
-class ListedPage(NamedTuple):
-    """Image series and page of a file, counted from 0; None means the only series, or all pages."""
+class ListedFile(NamedTuple):
+    """File, and image series and page in it, counted from 0; None means the only series, or all pages."""
 
+    file: str = ""
     series: int | None = None
     page: int | None = None
-    origin: str = ""  # Table, row and channel, for errors; empty if no table lists the file.
+    origin: str = ""  # Table, row and channel, for errors; empty if no table lists series or pages.
 
 
-NOT_LISTED = ListedPage()
-ListedPages = Sequence[ListedPage]
+NOT_LISTED = ListedFile()
 
 
 class Member(NamedTuple):
@@ -78,7 +78,7 @@ class Member(NamedTuple):
     size_bytes: int | None = None  # Size of the file when the offset was found.
     pixel_offset: int | None = None  # Offset of pixels that a little-endian machine has in memory like this.
     modified_ns: int | None = None  # Modification time of a file that no sidecar lists.
-    listed: ListedPage = NOT_LISTED
+    listed: ListedFile = NOT_LISTED
 
 
 def link_refused(path: Path) -> FormatError:
@@ -182,7 +182,7 @@ class FileReader(ABC):
         return type(self), (self.folder,)
 
     @abstractmethod
-    def describe(self, file: str, listed: ListedPage = NOT_LISTED) -> Member:
+    def describe(self, file: str, listed: ListedFile = NOT_LISTED) -> Member:
         """Return the listing of a file, or of a series or page of it, without decoding pixels."""
 
     def locate(self, row: int) -> Located | None:  # noqa: ARG002  # By default, none are located.
@@ -298,7 +298,7 @@ def describe_members(reader: FileReader, files: Sequence[str], *, skip_errors: b
         raise _wrong_format(folder, "contains no image")
     if skip_errors:
         groups = ([number] for number in range(len(files)))
-        most = reader.describe(files[index_of_most(reader, files, [NOT_LISTED] * len(files), groups, files)])
+        most = reader.describe(files[index_of_most(reader, list(map(ListedFile, files)), groups, files)])
         folder.are_alike = True
         members = [Member(file, image_id_of(file, reader.suffixes), most.shape, most.dtype) for file in files]
     else:
@@ -307,20 +307,20 @@ def describe_members(reader: FileReader, files: Sequence[str], *, skip_errors: b
 
 
 def index_of_most(
-    reader: FileReader, files: Sequence[str], pages: ListedPages, groups: Iterable[Iterable[int]], names: Sequence[str]
+    reader: FileReader, files: Sequence[ListedFile], groups: Iterable[Iterable[int]], names: Sequence[str]
 ) -> int:
     """Return the index of the first group of files with the most frequent shapes and dtypes."""
     # Groups with unreadable files do not count. Raises `FormatError` for a tie, and the error of the first group if
     # none can be read. ``names`` are those of the groups.
 
-    def kind_of(file: str, listed: ListedPage) -> str | OMEArrowDSError:
+    def kind_of(listed: ListedFile) -> str | OMEArrowDSError:
         try:
-            member = reader.describe(file, listed)
+            member = reader.describe(listed.file, listed)
         except (FormatError, MissingPathError) as error:
             return error
         return f"{member.shape} {member.dtype}"
 
-    of_files = _map_files(reader.folder, kind_of, files, pages)
+    of_files = _map_files(reader.folder, kind_of, files)
     kinds: list[str | OMEArrowDSError] = []
     for group in groups:
         of_group = [of_files[number] for number in group]
@@ -543,7 +543,7 @@ def open_folder(
 
 
 def open_files(
-    reader: FileReader, files: Sequence[str], names: Sequence[str], like: Sequence[int], pages: ListedPages
+    reader: FileReader, files: Sequence[ListedFile], names: Sequence[str], like: Sequence[int]
 ) -> FolderImages:
     """Open files of a folder, of which ``like`` lists those with the assumed shapes and dtypes."""
     # Each file is expected to be like the file of its index in ``like``, and is compared when it is read. Errors name
@@ -551,11 +551,11 @@ def open_files(
     folder = reader.folder
     folder.guard.refuse_changed()
     folder.are_alike = True
-    described = {number: reader.describe(files[number], pages[number]) for number in sorted(set(like))}
+    described = {number: reader.describe(files[number].file, files[number]) for number in sorted(set(like))}
     folder.set_members(
         [
-            Member(file, name, described[number].shape, described[number].dtype, listed=page)
-            for file, name, number, page in zip(files, names, like, pages, strict=True)
+            Member(listed.file, name, described[number].shape, described[number].dtype, listed=listed)
+            for listed, name, number in zip(files, names, like, strict=True)
         ]
     )
     return FolderImages(reader)
@@ -566,12 +566,12 @@ def _wrong_format(folder: Folder, problem: str) -> FormatError:
     return FormatError(f"{folder.path}: {problem} of format {folder.format_name!r}; {remedy}")
 
 
-def _map_files(folder: Folder, function: Callable[..., Described], *arguments: Sequence[Any]) -> list[Described]:
+def _map_files(folder: Folder, function: Callable[[Any], Described], files: Sequence[Any]) -> list[Described]:
     """Return the results of a function for each file; it is called in threads if files are fetched."""
     if not folder.is_remote:
-        return list(map(function, *arguments))
+        return list(map(function, files))
     with ThreadPoolExecutor(folder.files.max_parallel_files, "omearrow-ds-header") as pool:
-        return list(pool.map(function, *arguments))
+        return list(pool.map(function, files))
 
 
 def _reopen(reader: FileReader) -> FolderImages:

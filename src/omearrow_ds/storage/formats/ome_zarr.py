@@ -34,7 +34,7 @@ from omearrow_ds.storage.formats._folder import (
     NOT_LISTED,
     FileReader,
     Folder,
-    ListedPage,
+    ListedFile,
     Member,
     describe_members,
     image_id_of,
@@ -149,7 +149,7 @@ class ZarrReader(FileReader):
             raise self._without_images(folder.path, dict(self._open_node(folder.path).attrs))
         return names
 
-    def describe(self, file: str, listed: ListedPage = NOT_LISTED) -> Member:
+    def describe(self, file: str, listed: ListedFile = NOT_LISTED) -> Member:
         del listed  # Only TIFF files have pages.
         path, image_id = self.folder.root / file, image_id_of(file, self.suffixes)
         if not self.folder.is_remote:  # Servers have no links.
@@ -357,8 +357,8 @@ class ZarrReader(FileReader):
         ids = [folder.members[index].image_id for index in indices]
         labels = Folder(folder.path, folder.format_name, self.errors, None)
         labels.root, labels.variant = folder.root, (*folder.variant, f"labels/{name}")
-        paths = [files[index] for index in indices]
-        images = open_files(ZarrReader(labels, self._level), paths, ids, range(len(ids)), [NOT_LISTED] * len(ids))
+        paths = [ListedFile(files[index]) for index in indices]
+        images = open_files(ZarrReader(labels, self._level), paths, ids, range(len(ids)))
         label_of = np.full(len(files), -1)
         label_of[indices] = np.arange(len(indices))
         return images, label_of

@@ -28,7 +28,7 @@ from omearrow_ds.storage.formats._error_translation import MALFORMED
 from omearrow_ds.storage.formats._folder import (
     NOT_LISTED,
     FileReader,
-    ListedPage,
+    ListedFile,
     Member,
     describe_files,
     image_id_of,
@@ -113,7 +113,7 @@ class TiffReader(FileReader):
             layouts.append(f"tiles of {page.tilelength} x {page.tilewidth}" if page.is_tiled else strips)
         return describe_files(self.folder, codecs, layouts)
 
-    def describe(self, file: str, listed: ListedPage = NOT_LISTED) -> Member:
+    def describe(self, file: str, listed: ListedFile = NOT_LISTED) -> Member:
         path = self.folder.path_of(file)
         with self.folder.guard.reading(path):
             opened = self.folder.files.open(path)
@@ -138,7 +138,7 @@ class TiffReader(FileReader):
         ):
             yield tif
 
-    def _image(self, tif: tifffile.TiffFile, path: Path, listed: ListedPage) -> TiffImage:
+    def _image(self, tif: tifffile.TiffFile, path: Path, listed: ListedFile) -> TiffImage:
         self._take_own_image(tif, path)
         if listed.series is not None:
             _refuse_beyond(listed, "image series", listed.series, len(tif.series), path)
@@ -222,7 +222,7 @@ def _num_pages(series: tifffile.TiffPageSeries) -> int:
     return math.prod(series.get_shape(squeeze=False)) // math.prod(series.keyframe.shape)
 
 
-def _page_of(image: TiffImage, listed: ListedPage, path: Path) -> TiffImage:
+def _page_of(image: TiffImage, listed: ListedFile, path: Path) -> TiffImage:
     """Return a page as a separate image, or the whole image if no page is listed."""
     if listed.page is None:
         return image
@@ -236,7 +236,7 @@ def _page_of(image: TiffImage, listed: ListedPage, path: Path) -> TiffImage:
     return with_axes(tifffile.TiffPageSeries([page]), path)
 
 
-def _refuse_beyond(listed: ListedPage, part: str, number: int, count: int, path: Path) -> None:
+def _refuse_beyond(listed: ListedFile, part: str, number: int, count: int, path: Path) -> None:
     if number >= count:
         problem = f"{part} {number} is out of range for {count}, counted from 0"
         raise FormatError(f"{path}: {problem}; correct the table ({listed.origin})")
