@@ -104,14 +104,12 @@ class JoinedColumns(ImagesWrapper):
     def _read_regions(self, rows: Sequence[int], regions: Sequence[Region]) -> list[Array]:
         parts: list[list[Array]] = [[] for _ in rows]
         for source, starts, stops in zip(self._sources, self._starts, self._stops, strict=True):
-            positions, in_source = [], []
-            for position, (row, region) in enumerate(zip(rows, regions, strict=True)):
-                first, stop = int(starts[row]), int(stops[row])
-                channels = max(region[1] - first, 0), min(region[6], stop) - first
-                if channels[0] < channels[1]:
-                    positions.append(position)
-                    in_source.append([region[0], channels[0], *region[2:6], channels[1], *region[7:]])
-            read = source.read([rows[position] for position in positions], in_source) if positions else []
+            in_source = np.array(regions)
+            first, stop = starts[rows, None], stops[rows, None]
+            in_source[:, [1, 6]] = np.clip(in_source[:, [1, 6]], first, stop) - first
+            positions = np.flatnonzero(in_source[:, 1] < in_source[:, 6]).tolist()
+            in_rows = [rows[position] for position in positions]
+            read = source.read(in_rows, in_source[positions].tolist()) if in_rows else []
             for position, array in zip(positions, read, strict=True):
                 parts[position].append(array)
         return [arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1) for arrays in parts]

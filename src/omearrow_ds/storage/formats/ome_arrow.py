@@ -209,9 +209,7 @@ class OMEArrowImages(Images):
             images = _read_table(guard, _IMAGES)
             _refuse_other_manifest(guard, len(images))
             image_ids, shapes, dtypes = _kinds_of_images(images, path / _IMAGES)
-            described = ("name", "image_type", "channels_json")
-            self._described = images.select([name for name in described if name in images.column_names])
-            image_ids, self._listed, columns = _rest_of_images(guard, images, image_ids)
+            image_ids, self._records, columns = _rest_of_images(guard, images, image_ids)
             self.header = Header(
                 format=fmt,
                 path=path,
@@ -263,12 +261,9 @@ class OMEArrowImages(Images):
 
     def metadata(self, index: int) -> dict[str, Any]:
         with self._guard.interpreting():
-            if self._listed is not None:
-                record = self._listed[index].as_py()
-            else:
-                record = self._described.slice(index, 1).to_pylist()[0]
-                record["channels"] = json.loads(record.pop("channels_json", None) or "[]")
-            channels = [schema.channel_of(channel or {}) for channel in record["channels"] or []]
+            record = self._records[index].as_py()
+            listed = record["channels"] if "channels" in record else json.loads(record.get("channels_json") or "[]")
+            channels = [schema.channel_of(channel or {}) for channel in listed or []]
             fields = {name: record.get(name) for name in schema.METADATA_FIELDS} | {"channels": channels}
             metadata: dict[str, Any] = pa.scalar(fields, schema.METADATA).as_py()
         return metadata
@@ -321,21 +316,23 @@ def _kinds_of_images(images: pa.Table, path: Path) -> tuple[list[str], Array, li
 
 def _rest_of_images(
     guard: FileGuard, images: pa.Table, image_ids: list[str]
-) -> tuple[list[str], pa.Array | None, ImageColumns]:
+) -> tuple[list[str], pa.StructArray, ImageColumns]:
     """Return ids, metadata and columns from the sidecar, or from ome-arrow's own table without one."""
-    sidecar, listing = guard.path / SIDECAR, None
+    sidecar = guard.path / SIDECAR
     if sidecar.exists():
         table = _read_table(guard, SIDECAR)
-        listing = table[schema.SIDECAR_COLUMN].combine_chunks()
-        if listing.field("image_id").to_pylist() != images["image_id"].to_pylist():
+        records = table[schema.SIDECAR_COLUMN].combine_chunks()
+        if records.field("image_id").to_pylist() != images["image_id"].to_pylist():
             remedy = "restore it, or remove it to read the images without columns"
             raise FormatError(f"{sidecar}: does not list the same images as {_IMAGES}; {remedy}")
-        image_ids = listing.field("id").to_pylist()
+        image_ids = records.field("id").to_pylist()
         others = table.drop_columns(schema.SIDECAR_COLUMN)
     else:
         others = images.select([name for name in images.column_names if name not in _IMAGE_FIELDS])
+        described = {"image_id", "name", "image_type", "channels_json"} & set(images.column_names)
+        records = images.select(sorted(described)).to_struct_array().combine_chunks()
     columns, checksums = columns_and_checksums(others, str(guard.path))
-    return image_ids, listing, ImageColumns(guard.path, image_ids, columns, None, lambda: checksums)
+    return image_ids, records, ImageColumns(guard.path, image_ids, columns, None, lambda: checksums)
 
 
 class ChunkTable:
