@@ -158,11 +158,16 @@ def _array_of(
         shape,
         shard,
         sizes[1] is not sizes[2],
-        [key[0] + key[1].join(map(str, position)) for position in np.ndindex(*file_grid)],
+        _file_names(file_grid, *key),
         compressor,
         np.array(fill_value, dtype) if has_fill else None,
         chunk_bytes,
     )
+
+
+@lru_cache(64)  # Most arrays of a folder have one grid, also if their metadata differ.
+def _file_names(grid: Shape, prefix: str, separator: str) -> list[str]:
+    return [prefix + separator.join(map(str, position)) for position in np.ndindex(*grid)]
 
 
 def chunk_files(array: ZarrArray, folder: str, files: FileSet, *, can_miss_chunks: bool) -> ChunkFiles:

@@ -297,6 +297,16 @@ def test_a_layout_is_what_zarr_makes_of_a_description(fresh, meddling):
         assert pixels is None or np.array_equal(pixels[0, 0, 0], expected[...])
 
 
+def test_names_of_chunks_are_shared_if_only_attributes_differ(fresh):
+    arrays = []
+    for number in range(2):
+        path = fresh("")
+        zarr.create_array(path, data=image_of((4, 6)), chunks=(2, 3), attributes={"number": number})
+        arrays.append(_zarr_chunks.parse((path / "zarr.json").read_bytes()))
+    assert arrays[0].names == ["c/0/0", "c/0/1", "c/1/0", "c/1/1"]
+    assert arrays[1].names is arrays[0].names
+
+
 @pytest.mark.parametrize(
     "said", ["", "{", "[]", "3", "null", '"zarr_format"', '{"zarr_format": 3}', '{"zarr_format": 2}']
 )
