@@ -378,7 +378,7 @@ class ZarrObjects(Store):
     def _read(self, key: str, part: ByteRequest | None) -> memoryview:
         url = f"{self._url}/{key}"
         if isinstance(part, RangeByteRequest):
-            return self._files.open(url).read_ranges([(part.start, part.end)])[0]  # The object refuses another version.
+            return self._files.open(url).read_ranges([(part.start, part.end)])[0]  # It compares the ETag.
         if isinstance(part, SuffixByteRequest):
             return self._files.open(url).read_tail(part.suffix)
         assert part is None
