@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -41,7 +42,7 @@ from omearrow_ds.storage.remote_parts import RemoteParts
 from omearrow_ds.storage.row_filter import RowFilter
 from omearrow_ds.storage.table_files import CSV_SUFFIXES, ColumnTypes
 from omearrow_ds.storage.tables import open_with
-from omearrow_ds.storage.urls import BucketReader, open_stored_url, open_url, urls_of
+from omearrow_ds.storage.urls import BucketReader, open_stored_url, refuse_cache, urls_of
 from omearrow_ds.storage.verified import VerifiedSource
 from omearrow_ds.storage.writing import Columns, Target, is_parts, write
 from omearrow_ds.text import count
@@ -275,30 +276,31 @@ def _open_one(
     if of_urls and not is_url:
         refuse_options({name: value for name, value in of_urls.items() if name != "storage"}, only_urls)
         _bucket_reader(of_urls)  # Raises an error if the storage has another type.
-    is_listing = bool(of_files) or location.name.lower().endswith(CSV_SUFFIXES)
     refuse_odd_name(location)
-    if isinstance(location, Url) and not is_parts(location):
-        reach = _bucket_reader(of_urls)
-        return open_url(location, format_name, of_files, reach, column_types, skip_errors=skip_errors, **given)
     open_listing = partial(_open_fields, location, of_urls=of_urls, types=column_types, skip_errors=skip_errors)
+    fields_source = None
     with translate_errors(location, "a collection of images", (OSError,)):
         if not is_url and not location.exists():
             raise missing(path)
-        fields_source = open_listing(of_files) if is_listing else None
+        if of_files or location.name.lower().endswith(CSV_SUFFIXES):
+            fields_source = open_listing(of_files)
         is_folder = fields_source is None and not is_url and location.is_dir()
-        is_complete = is_url or (is_folder and is_published(location))
+        is_complete = is_parts(location) if is_url else is_folder and is_published(location)
         if is_folder and not is_complete and is_unfinished(location):
             parts_target(location).refuse_unfinished()
     if fields_source is None:
+        open_stored = partial(_open_stored, look=look)
+        if is_url:
+            open_stored = partial(open_stored_url, reach=_bucket_reader(of_urls))
         try:
             source = (
                 _open_published(location, format_name, of_urls, **given)
                 if is_complete
-                else _open_stored(location, format_name, look=look, skip_errors=skip_errors, **given)
+                else open_stored(location, format_name, skip_errors=skip_errors, **given)
             )
         except ColumnError as error:
             has_images = isinstance(error, ImageColumnError) or "image_column" in given
-            fields_source = None if has_images or is_url else open_listing({})
+            fields_source = None if has_images or is_complete else open_listing({})
             if fields_source is None:
                 raise
         else:
@@ -330,8 +332,24 @@ def _open_fields(
     path: Path, options: Mapping[str, Any], *, of_urls: Mapping[str, Any], types: ColumnTypes, skip_errors: bool
 ) -> fields.FieldSource | None:
     """Open images of several files each, by a pattern or a table that lists them; None without either."""
+    reach = _bucket_reader(of_urls)
+    open_listing = partial(listed.open_fields, path, options, reach, types, skip_errors=skip_errors)
+    is_stored_at_url = isinstance(path, Url) and not is_parts(path)
+    if is_stored_at_url:
+        refuse_cache(path, reach)
     if "pattern" in options or (path.is_file() and listed.lists_files(path)):
-        return listed.open_fields(path, options, _bucket_reader(of_urls), types, path, skip_errors=skip_errors)
+        return open_listing(path)
+    if is_stored_at_url:
+        with tempfile.TemporaryDirectory(prefix="omearrow_ds.") as folder:
+            copy = Path(folder, path.name)
+            copy.write_bytes(reach.read(str(path)))
+            if listed.lists_files(copy):
+                return open_listing(copy)
+        if not options and not path.name.lower().endswith(CSV_SUFFIXES):
+            return None
+        option, value = next(iter(options.items()), (None, ...))
+        problem, remedy = "the table lists no TIFF files", "pass another table"
+        raise ArgumentError(problem, path=path, option=option, value=value, remedy=remedy)
     for name, value in options.items():
         needed = "a table that lists TIFF files" if name == "root" else "pattern= or a table that lists TIFF files"
         hint = ", and choose channels by number with select={'C': [0]}" if name == "channels" else ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-import tempfile
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
@@ -14,9 +13,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 from urllib.parse import unquote
 
-from omearrow_ds.errors import ArgumentError, ColumnError, ImageColumnError, MissingPathError, OMEArrowDSError
+from omearrow_ds.errors import ArgumentError, MissingPathError, OMEArrowDSError
 from omearrow_ds.options import refuse_options
-from omearrow_ds.storage import listed
 from omearrow_ds.storage.byte_source import HEAD_BYTES, ObjectFile, version_fingerprint
 from omearrow_ds.storage.formats import FILE_FORMAT_NAMES, FORMATS, Format, get_format, of_suffix
 from omearrow_ds.storage.formats._base import Images
@@ -30,7 +28,6 @@ from omearrow_ds.storage.part_cache import PartCache, PinnedFile, write_all
 from omearrow_ds.storage.part_files import has_hidden
 from omearrow_ds.storage.protocol import Paths
 from omearrow_ds.storage.remote import ObjectStore, ObjectVersion, RetryDeadline, Storage, TransientError, s3_settings
-from omearrow_ds.storage.table_files import CSV_SUFFIXES, ColumnTypes
 from omearrow_ds.storage.tables import open_with
 
 _MAX_RUNNING = 8  # Concurrent fetches of objects.
@@ -244,45 +241,7 @@ class BucketReader:
         return self.remote(url)[0].repeat(RetryDeadline(url, "no response"), read)
 
 
-def open_url(
-    url: Url,
-    format_name: str | None,
-    of_files: Mapping[str, Any],
-    reach: BucketReader,
-    types: ColumnTypes,
-    *,
-    skip_errors: bool = False,
-    **given: Any,
-) -> Images:
-    """Open a collection at a URL; for options, see `omearrow_ds.open_images`, and for ``skip_errors``, `convert`."""
-
-    def open_fields() -> Images:
-        if "pattern" in of_files:
-            return listed.open_fields(url, of_files, reach, types, url, skip_errors=skip_errors)
-        with tempfile.TemporaryDirectory(prefix="omearrow_ds.") as folder:
-            copy = Path(folder, url.name)
-            copy.write_bytes(reach.read(str(url)))
-            if not listed.lists_files(copy):
-                option, value = next(iter(of_files.items()), (None, ...))
-                problem, remedy = "the table lists no TIFF files", "pass another table"
-                raise ArgumentError(problem, path=url, option=option, value=value, remedy=remedy)
-            return listed.open_fields(url, of_files, reach, types, copy, skip_errors=skip_errors)
-
-    if of_files or url.name.lower().endswith(CSV_SUFFIXES):
-        _refuse_cache(url, reach)
-        return open_fields()
-    try:
-        return open_stored_url(url, format_name, reach=reach, skip_errors=skip_errors, **given)
-    except ColumnError as error:
-        if isinstance(error, ImageColumnError) or "image_column" in given:
-            raise
-        try:
-            return open_fields()
-        except ArgumentError:
-            raise error from None
-
-
-def _refuse_cache(url: Path, reach: BucketReader) -> None:
+def refuse_cache(url: Path, reach: BucketReader) -> None:
     options = dict(zip(("part_cache", "part_cache_bytes"), reach.copies or (), strict=False))
     passed = {name: value for name, value in options.items() if value is not None}
     refuse_options(passed, f"applies only to parts (NAME.parts), Vortex and compressed Arrow files, not to {url}")
@@ -298,7 +257,7 @@ def open_stored_url(
         remedy = f"copy it to this machine, or convert it to parts (NAME.parts) of {FILE_FORMAT_NAMES}"
         refuse(url, f"{fmt.label} cannot be read from URLs, only {known}", remedy)
     if "whole" not in fmt.remote_access:
-        _refuse_cache(url, reach)
+        refuse_cache(url, reach)
     others = {name: value for name, value in options.items() if value and name not in ("nulls", *fmt.url_options)}
     refuse_options(others, f"not supported for {fmt.label} at a URL ({url})")
     return open_with(fmt, url, objects=reach, skip_errors=skip_errors and "skip_errors" in fmt.open_options, **options)
