@@ -83,6 +83,7 @@ class Parts:
     """
 
     max_open = OPEN_PARTS
+    reading: Callable[..., AbstractContextManager[None]] = nullcontext  # Context in which parts are read.
 
     def __init__(
         self,
@@ -97,8 +98,6 @@ class Parts:
         self.path, self.format, self.paths, self.index, self.open_part = path, fmt, paths, index, open_part
         self.starts, self._fingerprints = index.starts, fingerprints
         self.opened: dict[int, Images] = {}  # Open parts by number, the most recently used last.
-        self.fetches: PartFetches | None = None  # Fetches of whole parts from a server; None if parts are local.
-        self.reading: Callable[[], AbstractContextManager[None]] = nullcontext  # Context in which parts are read.
         self.guard = guard or FileGuard(path)
         self.variant: tuple[str, ...] = ()  # See `Header`.
         if fingerprints is not None:
@@ -110,6 +109,11 @@ class Parts:
         """Properties for shuffling the images of the parts."""
         names = [part.name for part in self.paths]
         return PartLayout(self.starts, f"{_digest([names, list(map(int, self.starts))]):032x}")
+
+    @property
+    def fetches(self) -> PartFetches | None:
+        """Fetches of whole parts from a server; None if parts are local."""
+        return None
 
     @property
     def checksums(self) -> pa.ChunkedArray | None:

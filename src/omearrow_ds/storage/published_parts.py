@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import accumulate
@@ -73,18 +73,20 @@ def _as_table(index: Index) -> pa.Table:
 class PublishedParts(Parts):
     """Parts of a published collection; only ``parts.json`` and the index are read, for any number of parts.
 
-    ``guard`` detects changes of the manifest, and ``find_index`` returns the local path of the index.
+    ``guard`` detects changes of the manifest.
     """
 
-    def __init__(
-        self, path: Path, open_part: Open, manifest: Manifest, guard: FileGuard, find_index: Callable[[], Path]
-    ) -> None:
-        self.guard, self.manifest, self._find_index = guard, manifest, find_index
+    def __init__(self, path: Path, open_part: Open, manifest: Manifest, guard: FileGuard) -> None:
+        self.path, self.guard, self.manifest = path, guard, manifest
         self._hashed: Fingerprint = ()  # Status of the index file whose hash was compared.
         index = self._read_index()
         guard.refuse_changed()
         files = [path / PARTS / part.name for part in manifest.parts]
         super().__init__(path, get_format(manifest.format), files, index, open_part, guard=guard)
+
+    def find_index(self) -> Path:
+        """Return the local path of the image index."""
+        return self.path / self.manifest.index_file
 
     def images(self) -> Concat:
         return Concat(self, image_column=(schema.COLUMN,) if self.format.kind == "table" else ())
@@ -109,7 +111,7 @@ class PublishedParts(Parts):
     def _open_index(self) -> Iterator[tuple[pq.ParquetFile, Path]]:
         """Yield the open index and its path after comparing its hash with the manifest, until the file changes."""
         self.guard.refuse_changed()
-        file = self._find_index()
+        file = self.find_index()
         if not file.exists():
             raise MissingPathError(f"{file}: does not exist, but parts.json lists it; restore it")
         refuse_special(file)
@@ -146,7 +148,7 @@ class PublishedParts(Parts):
 
     def files(self) -> Iterator[Path]:
         yield self.path / MANIFEST
-        yield self.path / self.manifest.index_file
+        yield self.find_index()
         yield from super().files()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -156,8 +158,7 @@ class PublishedParts(Parts):
 def open_published(path: Path, open_part: Open) -> PublishedParts:
     guard = FileGuard(path, tracked=path / MANIFEST)
     guard.refuse_changed()
-    manifest = Manifest.read(path)
-    return PublishedParts(path, open_part, manifest, guard, lambda: path / manifest.index_file)
+    return PublishedParts(path, open_part, Manifest.read(path), guard)
 
 
 def _read_field(index: pq.ParquetFile, name: str) -> pa.Array:

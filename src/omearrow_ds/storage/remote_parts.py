@@ -30,6 +30,7 @@ from omearrow_ds.storage.formats._base import (
     Details,
     Header,
     Images,
+    PartFetches,
     PartLayout,
     forwarded,
     read_distinct,
@@ -128,64 +129,85 @@ class RangedPartSource(Images):
             self._whole.close()
 
 
-class PartFetcher:
-    """Fetches whole parts of a published collection on a server into a cache, and pins those that are open.
+class RemoteParts(PublishedParts):
+    """Parts of a published collection on a server; opening it reads two objects, for any number of parts.
 
-    ``fetch_whole`` is a bound method, which is referenced weakly, and called before parts are requested.
+    Whole parts are fetched into ``cache``, and pinned there while they are open. ``open_ranged`` opens a part by its
+    URL to read a few images, if the format supports range requests, until more are expected, or a part needs to be
+    fetched whole; None if parts are always fetched whole.
     """
 
-    def __init__(self, url: Url, storage: Storage, cache: PartCache, fetch_whole: Callable[[], None]) -> None:
-        self.url, self.remote, self.cache = url, ObjectStore(url, storage), cache
-        data = bytes(self.remote.read(MANIFEST))
-        self.digest, self.manifest_bytes = digest_of(data), len(data)
-        self.manifest = Manifest.parse(data, url / MANIFEST)
-        self._fetch_whole, self._max_ahead = weakref.WeakMethod(fetch_whole), 0
+    def __init__(
+        self, path: Url, open_part: Open, storage: Storage, cache: PartCache, open_ranged: Open | None = None
+    ) -> None:
+        self._remote, self._cache = ObjectStore(path, storage), cache
+        data = bytes(self._remote.read(MANIFEST))
+        self._digest, self._manifest_bytes, guard = digest_of(data), len(data), FileGuard(path)
+        guard.fingerprint = (0, int(self._digest, 16))
         self._lock = ProcessLocal(threading.RLock)  # Prevents closing and evicting a part that another thread reads.
         self._pinned: dict[int, PinnedFile] = {}
         self._pinned_index: PinnedFile | None = None
-        self._progress = DownloadProgress([part.size_bytes for part in self.manifest.parts])
+        super().__init__(path, open_part, Manifest.parse(data, path / MANIFEST), guard)
+        self.variant = (self._digest,)
+        if self.format.is_folder:
+            problem = f"parts of {self.format.label} are folders, but parts on a server must be single files"
+            remedy = f"convert to one of {FILE_FORMAT_NAMES}, or copy the collection to this machine"
+            raise FormatError(problem, path=self.path, remedy=remedy)
+        self._sizes_bytes = [part.size_bytes for part in self.manifest.parts]
+        self._progress, self._max_ahead = DownloadProgress(self._sizes_bytes), 0
         self._prefetcher = ProcessLocal(self._new_prefetcher)
+        self._open_ranged = open_ranged if "ranges" in self.format.remote_access else None
+        if self._open_ranged is None:
+            self.max_open = self._reserve()
+
+    @property
+    def fetches(self) -> PartFetches:
+        return self
 
     def _new_prefetcher(self) -> Prefetcher[int, None]:
-        is_large = any(part.size_bytes > RANGED_BYTES for part in self.manifest.parts)
+        is_large = max(self._sizes_bytes, default=0) > RANGED_BYTES
         max_running = min(self._max_ahead, _MAX_LARGE) if is_large else self._max_ahead
         return Prefetcher("omearrow-ds-fetch", self._max_ahead, max_running, has_results=False)
 
     def find_index(self) -> Path:
         """Return the cached path of the image index, which is fetched if it is missing."""
         name = f"00000-{self.manifest.index}.{INDEX}"
-        pinned = self._pinned_index or self.cache.get(name)
+        pinned = self._pinned_index or self._cache.get(name)
         if pinned is None:
-            data = self.remote.read(self.manifest.index_file)
+            data = self._remote.read(self.manifest.index_file)
             if digest_of(data) != self.manifest.index:
-                path = f"{self.url}/{self.manifest.index_file}"
+                path = self.path / self.manifest.index_file
                 raise FormatError(f"{path}: differs from the file that {MANIFEST} lists; restore it")
-            pinned = self.cache.acquire(name, len(data), lambda descriptor: write_all(descriptor, data))
+            pinned = self._cache.acquire(name, len(data), lambda descriptor: write_all(descriptor, data))
         self._pinned_index = pinned
         return pinned.path
 
-    def reserve(self, min_parts: int = _MIN_PARTS) -> int:
+    def _reserve(self, min_parts: int = _MIN_PARTS) -> int:
         """Begin to fetch whole parts, and return the limit of open parts; ``min_parts`` must fit the cache."""
-        largest_bytes = max((part.size_bytes for part in self.manifest.parts), default=0) or 1
-        index_bytes, limit_bytes = self.find_index().stat().st_size, self.cache.limit_bytes
+        largest_bytes = max(self._sizes_bytes, default=0) or 1
+        index_bytes, limit_bytes = self.find_index().stat().st_size, self._cache.limit_bytes
         slots = (limit_bytes - index_bytes) // largest_bytes
         if slots < min_parts:
             min_bytes = min_parts * largest_bytes + index_bytes
-            needed = f"{self.url} needs at least {min_bytes:,} bytes in {self.cache.folder}"
+            needed = f"{self.path} needs at least {min_bytes:,} bytes in {self._cache.folder}"
             problem = f"{needed} for its index and {min_parts} parts (the largest has {largest_bytes:,} bytes)"
             remedy = "raise the limit, or pass a part_cache on a larger disk"
             raise ArgumentError(problem, option="part_cache_bytes", value=limit_bytes, remedy=remedy)
         self._max_ahead = min(AHEAD, slots // 2)
         return min(OPEN_PARTS, slots - self._max_ahead)
 
+    def _fetch_whole(self) -> None:
+        """Fetch whole parts from now on."""
+        if self._open_ranged is not None:
+            self.max_open, self._open_ranged = self._reserve(), None
+            super().close()
+
     def expect(self, parts: Sequence[int], at_once: int = 1) -> None:
-        fetch_whole = self._fetch_whole()
-        if fetch_whole is not None:
-            fetch_whole()
+        self._fetch_whole()
         max_ahead = AHEAD if at_once > 1 else 1
-        self.reserve(min(at_once + max_ahead + (at_once > 1), len(self.manifest.parts)))
+        self._reserve(min(at_once + max_ahead + (at_once > 1), len(self.manifest.parts)))
         # Queued functions refer neither to this object nor to their queue, so that both are freed without a collection.
-        remote, cache, progress, prefetcher = self.remote, self.cache, self._progress, self._prefetcher.get()
+        remote, cache, progress, prefetcher = self._remote, self._cache, self._progress, self._prefetcher.get()
         queue = weakref.proxy(prefetcher)
 
         def prefetch(number: int, part: PublishedPart) -> None:
@@ -209,82 +231,6 @@ class PartFetcher:
     def report(self, notify: Callable[[int], object] | None) -> int:
         return self._progress.start(notify)
 
-    def find(self, number: int) -> Path | None:
-        """Return the path of a part, pinned until it is released; None if it is not cached."""
-        pinned = self.cache.get(self.manifest.parts[number].name)
-        if pinned is None:
-            return None
-        self._pinned[number] = pinned
-        return pinned.path
-
-    def fetch(self, number: int, release: Callable[[], bool]) -> Path:
-        """Return the path of a part in the cache, pinned until it is released.
-
-        ``release`` closes another part if the cache is full, and returns False if none is open.
-        """
-        part, future = self.manifest.parts[number], self._prefetcher.get().take(number)
-        if future is not None and not future.done():  # After an earlier error, the part is fetched again.
-            with suppress(FetchCancelledError):
-                future.result()
-        fetch = partial(fetch_part, self.remote, part, partial(self._progress.add_bytes, number))
-        pinned = self._pinned[number] = self.cache.acquire(part.name, part.size_bytes, fetch, release=release)
-        self._progress.add_bytes(number, part.size_bytes)  # It may have been cached, or fetched by another process.
-        return pinned.path
-
-    def release(self, number: int) -> None:
-        pinned = self._pinned.pop(number, None)
-        if pinned is not None:
-            pinned.close()
-
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Block other threads while parts are read; report a part that is missing because of a replaced collection."""
-        try:
-            with self._lock.get():
-                yield
-        except MissingPathError:
-            if digest_of(self.remote.read(MANIFEST)) != self.digest:
-                raise FormatError(f"{self.url}: was replaced since it was opened; open it again") from None
-            raise
-
-    def close(self) -> None:
-        """Cancel running fetches, and release the index; later calls begin again."""
-        self._prefetcher.get().close()
-        self._prefetcher.close()
-        if self._pinned_index is not None:
-            self._pinned_index.close()
-            self._pinned_index = None
-
-
-class RemoteParts(PublishedParts):
-    """Parts of a published collection on a server; opening it reads two objects, for any number of parts.
-
-    ``open_ranged`` opens a part by its URL to read a few images, if the format supports range requests, until more are
-    expected, or a part needs to be fetched whole; None if parts are always fetched whole.
-    """
-
-    def __init__(
-        self, path: Url, open_part: Open, storage: Storage, cache: PartCache, open_ranged: Open | None = None
-    ) -> None:
-        fetcher = self._fetcher = PartFetcher(path, storage, cache, self._fetch_whole)
-        guard = FileGuard(path)
-        guard.fingerprint = (0, int(fetcher.digest, 16))
-        super().__init__(path, open_part, fetcher.manifest, guard, fetcher.find_index)
-        self.variant, self.fetches, self.reading = (fetcher.digest,), fetcher, fetcher.reading
-        if self.format.is_folder:
-            problem = f"parts of {self.format.label} are folders, but parts on a server must be single files"
-            remedy = f"convert to one of {FILE_FORMAT_NAMES}, or copy the collection to this machine"
-            raise FormatError(problem, path=self.path, remedy=remedy)
-        self._open_ranged = open_ranged if "ranges" in self.format.remote_access else None
-        if self._open_ranged is None:
-            self.max_open = fetcher.reserve()
-
-    def _fetch_whole(self) -> None:
-        """Fetch whole parts from now on."""
-        if self._open_ranged is not None:
-            self.max_open, self._open_ranged = self._fetcher.reserve(), None
-            super().close()
-
     @property
     def layout(self) -> PartLayout:
         layout = self.manifest.made.get("layout", {})
@@ -295,23 +241,34 @@ class RemoteParts(PublishedParts):
         return super().layout._replace(window=window, mixed=is_permuted and is_one_group)
 
     def _open(self, number: int) -> Images:
+        part = self.manifest.parts[number]
         if self._open_ranged is not None:
+            pinned = self._cache.get(part.name)
+            if pinned is not None:
+                self._pinned[number] = pinned
+                return self.open_part(pinned.path)
             source = self._open_by_ranges(number, self._open_ranged)
             if source is not None:
                 return source
             self._fetch_whole()
-        return self.open_part(self._fetcher.fetch(number, lambda: self._close_oldest() >= 0))
+        future = self._prefetcher.get().take(number)
+        if future is not None and not future.done():  # After an earlier error, the part is fetched again.
+            with suppress(FetchCancelledError):
+                future.result()
+        fetch = partial(fetch_part, self._remote, part, partial(self._progress.add_bytes, number))
+        pinned = self._cache.acquire(part.name, part.size_bytes, fetch, release=lambda: self._close_oldest() >= 0)
+        self._pinned[number] = pinned
+        self._progress.add_bytes(number, part.size_bytes)  # It may have been cached, or fetched by another process.
+        return self.open_part(pinned.path)
 
     def _open_by_ranges(self, number: int, open_ranged: Open) -> Images | None:
-        """Return a part that is cached or is read by byte ranges; None if it must be fetched."""
-        part, path, cached = self.manifest.parts[number], self.paths[number], self._fetcher.find(number)
-        if cached is not None:
-            return self.open_part(cached)
+        """Return a part that is read by byte ranges; None if it must be fetched."""
+        part, path = self.manifest.parts[number], self.paths[number]
         if part.places and self.checksums is not None:  # Checksums detect images of a replaced object.
             rows = slice(self.starts[number], self.starts[number + 1])
             index = self.index
             known = index.image_ids[rows], index.shapes[rows], index.dtypes[rows], self.checksums[rows]
-            return VerifiedSource(RangedPartSource(path, self.format, part, self._fetcher.remote, known, open_ranged))
+            return VerifiedSource(RangedPartSource(path, self.format, part, self._remote, known, open_ranged))
         with suppress(FormatError):  # The compression needs whole parts; or it is damaged, which its hash detects.
             source = open_ranged(path)
             if stored_size(source)[1] == part.size_bytes:
@@ -321,15 +278,31 @@ class RemoteParts(PublishedParts):
 
     def _close_oldest(self) -> int:
         number = super()._close_oldest()
-        self._fetcher.release(number)
+        self._unpin(number)
         return number
+
+    def _unpin(self, number: int) -> None:
+        pinned = self._pinned.pop(number, None)
+        if pinned is not None:
+            pinned.close()
 
     def _open_checked(self, number: int) -> Images:
         try:
             with self.reading():
                 return super()._open_checked(number)
         except BaseException:
-            self._fetcher.release(number)
+            self._unpin(number)
+            raise
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Block other threads while parts are read; report a part that is missing because of a replaced collection."""
+        try:
+            with self._lock.get():
+                yield
+        except MissingPathError:
+            if digest_of(self._remote.read(MANIFEST)) != self._digest:
+                raise FormatError(f"{self.path}: was replaced since it was opened; open it again") from None
             raise
 
     def are_in_place(self) -> bool:
@@ -343,8 +316,8 @@ class RemoteParts(PublishedParts):
         yield from ()
 
     def stored_size(self) -> tuple[int, int, int]:
-        own_bytes = self._fetcher.manifest_bytes + self._fetcher.find_index().stat().st_size
-        size_bytes = sum(part.size_bytes for part in self.manifest.parts) + own_bytes
+        own_bytes = self._manifest_bytes + self.find_index().stat().st_size
+        size_bytes = sum(self._sizes_bytes) + own_bytes
         return len(self.paths) + 2, size_bytes, size_bytes
 
     def outline(self) -> Outline:
@@ -355,12 +328,16 @@ class RemoteParts(PublishedParts):
             return Outline.of_json(self.manifest.outline)
 
     def close(self) -> None:
+        """Close all parts, cancel running fetches, and release the index; later calls begin again."""
         super().close()
-        self._fetcher.close()
+        self._prefetcher.get().close()
+        self._prefetcher.close()
+        if self._pinned_index is not None:
+            self._pinned_index.close()
+            self._pinned_index = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        storage, cache = self._fetcher.remote.storage, self._fetcher.cache
-        return RemoteParts, (self.path, self.open_part, storage, cache, self._open_ranged)
+        return RemoteParts, (self.path, self.open_part, self._remote.storage, self._cache, self._open_ranged)
 
 
 class DownloadProgress:
