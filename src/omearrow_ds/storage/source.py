@@ -365,26 +365,22 @@ def _open_published(
     refuse_options(given, f"the parts of {location} have only one image column")
     opening = partial(_open_part, engine=engine)
     if isinstance(location, Url):
-        parts: PublishedParts = _open_remote(location, opening, _bucket_reader(of_urls))
+        storage, choice = _bucket_reader(of_urls).storage, (of_urls.get("part_cache"), of_urls.get("part_cache_bytes"))
+        # If a cache is chosen, parts are fetched as a whole. Otherwise, a reader without copies reads their ranges.
+        open_ranged = partial(open_stored_url, reach=BucketReader(storage), engine=engine)
+        ranged = open_ranged if choice == (None, None) else None
+        try:
+            parts: PublishedParts = RemoteParts(location, opening, storage, PartCache.choose(*choice), ranged)
+        except MissingPathError:
+            target = None if location.is_web else parts_target(location, storage)
+            if target is None or not target.store.is_begun:
+                raise
+            target.refuse_unfinished()
     else:
         parts = open_published(location, opening)
     if format_name not in (None, parts.format.name):
         refuse_options({"format": format_name}, f"the parts of {location} are {parts.format.label}")
     return parts.images()
-
-
-def _open_remote(url: Url, opening: partial[Images], reach: BucketReader) -> RemoteParts:
-    storage, choice = reach.storage, reach.copies or (None, None)
-    # If a cache is chosen, parts are fetched as a whole. Otherwise, a reader that copies no objects reads their ranges.
-    open_ranged = partial(open_stored_url, reach=BucketReader(storage), **opening.keywords)
-    try:
-        ranged = open_ranged if choice == (None, None) else None
-        return RemoteParts(url, opening, storage, PartCache.choose(*choice), ranged)
-    except MissingPathError:
-        target = None if url.scheme in ("http", "https") else parts_target(url, storage)
-        if target is None or not target.store.is_begun:
-            raise
-        target.refuse_unfinished()
 
 
 def _open_stored(
