@@ -19,7 +19,7 @@ from omearrow_ds.codec import schema
 from omearrow_ds.errors import ColumnError, FormatError, OMEArrowDSError
 from omearrow_ds.storage.concat import Concat, Index, Parts
 from omearrow_ds.storage.formats._base import Header, Images
-from omearrow_ds.storage.formats._columns import ImageColumns, columns_and_checksums, is_narrow
+from omearrow_ds.storage.formats._columns import ColumnReader, ImageColumns, columns_and_checksums, is_narrow
 from omearrow_ds.storage.formats._error_translation import MALFORMED
 from omearrow_ds.storage.formats._image_columns import kinds_of
 from omearrow_ds.storage.formats._table import native, read_ids
@@ -74,7 +74,7 @@ def joined(path: Path, parts: Sequence[Part], opening: _Opening, paths: Paths | 
     # ``opening`` is a picklable function that opens a part. With ``look=True``, the part is only inspected. Raises
     # `FormatError` if parts have several formats; `ColumnError` if images are in columns of different names, or a
     # column has types without a common one.
-    known = _look_at_all(opening, [part.path for part in parts])
+    known = _look_at_all(opening, parts)
     first = known[0]
     for part, info in zip(parts, known, strict=True):
         if info.format is not first.format:
@@ -88,14 +88,14 @@ def joined(path: Path, parts: Sequence[Part], opening: _Opening, paths: Paths | 
     first_rows = accumulate((info.row_count for info in known[:-1]), initial=0)
     rows = np.concatenate([info.rows + row for row, info in zip(first_rows, known, strict=True)])
     lengths = [len(info.image_ids) for info in known]
-    tables = [info.columns.table for info in known if is_narrow(info.columns.names)]
-    is_lazy = len(tables) < len(known)
+    columns = _columns(parts, known, path)
+    is_lazy = isinstance(columns, pa.Schema)
     index = Index(
         list(accumulate(lengths, initial=0)),
         _distinct_ids(parts, known),
         np.concatenate([info.shapes for info in known]),
         list(chain.from_iterable(info.dtypes for info in known)),
-        _column_schema(parts, known, opening, path) if is_lazy else _columns(parts, tables, lengths, path),
+        columns,
         _checksums(known),
         rows,
     )
@@ -104,17 +104,17 @@ def joined(path: Path, parts: Sequence[Part], opening: _Opening, paths: Paths | 
     return Concat(collection, path if paths is None else paths, first.image_column, tuple(others))
 
 
-def _look_at_all(opening: _Opening, paths: Sequence[Path]) -> list[Header]:
+def _look_at_all(opening: _Opening, parts: Sequence[Part]) -> list[Header]:
     """Return ids, shapes, dtypes and columns of several collections, opened in threads if that is faster."""
     # Parts with equal schemas are decoded together. A part with null images, or one that cannot be read, is opened:
     # that leaves nulls out, or raises its error.
     inspect = partial(_inspect, opening)
-    inspected = [inspect(paths[0])]
-    if inspected[0][0].format.name not in _IN_THREADS or isinstance(paths[0], Url):
-        inspected += map(inspect, paths[1:])
+    inspected = [inspect(parts[0])]
+    if inspected[0][0].format.name not in _IN_THREADS or isinstance(parts[0].path, Url):
+        inspected += map(inspect, parts[1:])
     else:
         with ThreadPoolExecutor(_THREADS, "omearrow_ds-look") as pool:  # An error cancels collections not yet started.
-            inspected += pool.map(inspect, paths[1:])
+            inspected += pool.map(inspect, parts[1:])
     headers: dict[int, Header | None] = {}
     alike: dict[Any, list[int]] = {}
     for number, (header, looked) in enumerate(inspected):
@@ -125,20 +125,24 @@ def _look_at_all(opening: _Opening, paths: Sequence[Path]) -> list[Header]:
     for numbers in alike.values():
         with suppress(OMEArrowDSError, *MALFORMED, pa.ArrowException):
             headers |= zip(numbers, _decode_alike([inspected[number] for number in numbers]), strict=True)
-    return [headers.get(number) or _inspect(opening, path, look=False)[0] for number, path in enumerate(paths)]
+    return [headers.get(number) or _inspect(opening, part, look=False)[0] for number, part in enumerate(parts)]
 
 
-def _inspect(opening: _Opening, path: Path, *, look: bool = True) -> _Inspected:
+def _inspect(opening: _Opening, part: Part, *, look: bool = True) -> _Inspected:
     """Return the header of a collection that is then closed, with all columns unless the table is wide."""
     # If it can be inspected without reading, the stored info and columns are also returned, and are not in the header.
-    with closing(opening(path, look=look)) as source:
+    with closing(opening(part.path, look=look)) as source:
         header, stored = replace(source.header, find_groups=lambda: None), source.header.columns
         looked = getattr(source, "looked", None)
         if looked is not None:
             return header, (looked[0], _all_owned(looked[1]))
         checksums = None if stored.checksums is None else _owned(stored.checksums)
-        owned, read = (_all_owned(stored.table), None) if is_narrow(stored.names) else (stored.schema, stored.select)
-        columns = ImageColumns(header.path, header.image_ids, owned, read, lambda: checksums)
+        if is_narrow(stored.names):
+            owned = _all_owned(stored.table)
+        else:
+            owned = stored.schema
+            _refuse_other_values(part, stored)
+        columns = ImageColumns(header.path, header.image_ids, owned, None, lambda: checksums)
         return replace(header, columns=columns), None
 
 
@@ -198,29 +202,22 @@ def _checksums(known: Sequence[Header]) -> pa.ChunkedArray | None:
     return pa.chunked_array([chunk for column in columns for chunk in column.chunks], pa.string())
 
 
-def _columns(parts: Sequence[Part], tables: Sequence[pa.Table], lengths: Sequence[int], path: Path) -> pa.Table:
-    """Return the columns of all parts, joined by name; raise `ColumnError` if one contradicts a key of its folder."""
+def _columns(parts: Sequence[Part], known: Sequence[Header], path: Path) -> pa.Table | pa.Schema:
+    """Return the columns of all parts, joined by name, or only their schema if a table is wide."""
+    # Raises `ColumnError` if a column contradicts a key of its folder; `_inspect` compares those of wide tables.
+    is_lazy = not all(is_narrow(info.columns.names) for info in known)
+    tables = []
+    for part, info in zip(parts, known, strict=True):
+        if is_narrow(info.columns.names):
+            _refuse_other_values(part, info.columns)
+        tables.append(info.columns.schema.empty_table() if is_lazy else info.columns.table)
     pairs = [pair for part in parts for pair in part.keys.items()]
     texts = {name for name, value in pairs if value is not None and not _is_whole(value)}
     kinds = {name: pa.string() if name in texts else pa.int64() for name, _ in pairs}
-    for part, table in zip(parts, tables, strict=True):
-        for name in part.keys.keys() & set(table.column_names):
-            _refuse_other(table[name], name, part.keys[name], part.path)
-    all_keys = [part.keys for part in parts]
+    all_keys, lengths = [part.keys for part in parts], [0 if is_lazy else len(info.image_ids) for info in known]
     with_keys = list(map(_with_keys, tables, all_keys, repeat(kinds), lengths))
-    return _join(with_keys, parts, path) if any(table.num_columns for table in with_keys) else tables[0]
-
-
-def _column_schema(parts: Sequence[Part], known: Sequence[Header], opening: _Opening, path: Path) -> pa.Schema:
-    """Return the schema of columns that are read on request; types and keys are checked as by `_columns`."""
-    for part, info in zip(parts, known, strict=True):
-        names = part.keys.keys() & set(info.columns.schema.names)
-        if names:
-            with closing(opening(part.path)) as source:
-                for name in names:
-                    _refuse_other(source.header.columns.column(name), name, part.keys[name], part.path)
-    empty = [info.columns.schema.empty_table() for info in known]
-    return _columns(parts, empty, [0] * len(parts), path).schema
+    columns = _join(with_keys, parts, path) if any(table.num_columns for table in with_keys) else tables[0]
+    return columns.schema if is_lazy else columns
 
 
 def _join(tables: Sequence[pa.Table], parts: Sequence[Part], path: Path) -> pa.Table:
@@ -269,12 +266,15 @@ def _with_keys(
     return table
 
 
-def _refuse_other(column: pa.ChunkedArray, name: str, value: str | None, path: Path) -> None:
-    is_equal = value is None and column.null_count == len(column)
-    if value is not None:
-        with suppress(pa.ArrowException):
-            is_equal = column.equals(pa.chunked_array([pa.repeat(pa.scalar(value).cast(column.type), len(column))]))
-    if not is_equal:
-        expected = "no value" if value is None else repr(value)
-        problem = f"{path}: column {name!r} differs from the value in the folder name, {expected}"
-        raise ColumnError(problem, column=name, remedy="correct one of them, or drop the column")
+def _refuse_other_values(part: Part, columns: ColumnReader) -> None:
+    """Raise `ColumnError` if a column of a part differs from the key with the same name in its folder."""
+    for name in part.keys.keys() & set(columns.names):
+        column, value = columns.column(name), part.keys[name]
+        is_equal = value is None and column.null_count == len(column)
+        if value is not None:
+            with suppress(pa.ArrowException):
+                is_equal = column.equals(pa.chunked_array([pa.repeat(pa.scalar(value).cast(column.type), len(column))]))
+        if not is_equal:
+            expected = "no value" if value is None else repr(value)
+            problem = f"{part.path}: column {name!r} differs from the value in the folder name, {expected}"
+            raise ColumnError(problem, column=name, remedy="correct one of them, or drop the column")
