@@ -234,23 +234,18 @@ class Concat(Images):
             fills_out=lambda: parts.format.is_folder and len(index.image_ids) > 0 and parts.get(0).details.fills_out(),
         )
 
-    def _by_part(self, indices: Sequence[int]) -> Iterator[tuple[Images, list[int], Keep]]:
-        """Yield the parts of sorted indices, with the indices in each, and a function that keeps views or copies."""
-        groups = group_by_part(self.parts.starts, indices)
-        keep = np.asarray if len(groups) <= _VIEWED_PARTS else np.array
-        for number, indices_of_part in groups:
-            first = self.parts.starts[number]
-            yield self.parts.get(number), [index - first for index in indices_of_part], keep
-
     def read(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
         order = sorted(range(len(rows)), key=rows.__getitem__)
+        groups = group_by_part(self.parts.starts, [rows[position] for position in order])
+        keep = np.asarray if len(groups) <= _VIEWED_PARTS else np.array
         arrays: dict[int, Array] = {}
         with self.parts.reading():
-            for part, part_rows, keep in self._by_part([rows[position] for position in order]):
-                positions = order[len(arrays) : len(arrays) + len(part_rows)]
+            for number, rows_of_part in groups:
+                first = self.parts.starts[number]
+                positions = order[len(arrays) : len(arrays) + len(rows_of_part)]
                 of_regions = None if regions is None else [regions[position] for position in positions]
                 of_out = None if out is None else [out[position] for position in positions]
-                images = part.read(part_rows, of_regions, of_out)
+                images = self.parts.get(number).read([row - first for row in rows_of_part], of_regions, of_out)
                 arrays |= zip(positions, map(keep, images) if out is None else images, strict=True)
         return [arrays[position] for position in range(len(rows))]
 
