@@ -21,7 +21,7 @@ class Scaling:
     """Scaling of pixels to samples: ``(pixels / illumination - offset) / divisor``, clipped to [0, 1] with ``clip``.
 
     The illumination function is float32 and broadcasts to a sample, the others are values or float32 arrays. None skips
-    a step.
+    a step; at least one is not None.
     """
 
     def __init__(self, illumination: Any, offset: Any, divisor: Any, *, clip: bool) -> None:
@@ -34,9 +34,6 @@ class Scaling:
         for step, value in self._steps:
             step(pixels, value, out, dtype=FLOAT32, casting="unsafe")
             pixels = out
-        if not self._steps:
-            with np.errstate(over="ignore"):
-                np.copyto(out, pixels, casting="same_kind")
         if self._clip:
             np.clip(out, 0, 1, out)
             np.add(out, 0, out)  # -0.0 becomes 0.0, as clip does in some versions of NumPy.
