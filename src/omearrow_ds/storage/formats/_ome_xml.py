@@ -7,15 +7,12 @@ Metadata with a place in OME-XML is stored there (https://docs.openmicroscopy.or
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 from xml.etree import ElementTree as ET
-
-import numpy as np
 
 from omearrow_ds.axes import AXES
 from omearrow_ds.codec import schema
@@ -24,7 +21,6 @@ ANNOTATION_KEY = "omearrow_ds"
 _ILLUMINATIONS = ("Transmitted", "Epifluorescence", "Oblique", "NonLinear", "Other")
 _NOT_XML = re.compile("[^\t\n -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _OME, _CHANNEL = re.compile(r"<(?:\w+:)?OME[\s>]"), re.compile(r"<(?:\w+:)?Channel[\s/>]")
-_PLANE_AXES = "TCZ"
 _UUIDS = "{*}Image/{*}Pixels/{*}TiffData/{*}UUID"
 _PER_MICROMETRE = {"µm": 1.0, "um": 1.0, "nm": 1e-3, "mm": 1e3, "cm": 1e4, "m": 1e6, "Å": 1e-4}
 
@@ -174,16 +170,6 @@ def _naive_utc(text: str) -> datetime:
     return date if date.tzinfo is None else date.astimezone(UTC).replace(tzinfo=None)
 
 
-class _OMEPart(NamedTuple):
-    """An image with planes in a file."""
-
-    image: ET.Element
-    pixels: ET.Element
-    sizes: Mapping[str, int]  # Sizes along T, C and Z; samples of one page are one channel.
-    pages: Mapping[tuple[int, ...], int]  # Page of each plane (t, c, z) in this file.
-    is_shared: bool  # Whether other files hold planes, too.
-
-
 def own_files(root: ET.Element, own_name: str) -> Callable[[ET.Element], bool]:
     """Return a function that checks whether a UUID element refers to the file that contains the OME-XML."""
     # It compares the identifier, which survives renaming, unless files of several names share it. Then, or if no
@@ -199,66 +185,25 @@ def names_other_files(root: ET.Element, own_name: str) -> bool:
     return not all(map(own_files(root, own_name), root.iterfind(_UUIDS)))
 
 
-def own_description(root: ET.Element, own_name: str, num_pages: int, split_along: str) -> str | None:
-    """Return the OME-XML of only those images that a file contains; None if an image needs planes of other files."""
-    # Planes of other files may be absent along the axes ``split_along``: then the image has the planes of this file
-    # only.
+def own_description(root: ET.Element, own_name: str) -> str | None:
+    """Return the OME-XML of only those planes that a file contains; None if it contains none."""
     is_own = own_files(root, own_name)
-    parts = [part for image in root.iterfind("{*}Image") if (part := _part(image, is_own, num_pages))]
-    for part in parts:
-        if part.is_shared and not _keep_own_planes(part, split_along):
-            return None
     for image in root.findall("{*}Image"):
-        if not any(image is part.image for part in parts):
+        own: list[ET.Element] = []
+        for pixels in image.findall("{*}Pixels"):
+            for data in pixels.findall("{*}TiffData"):
+                uuids = data.findall("{*}UUID")
+                if not all(map(is_own, uuids)):
+                    pixels.remove(data)
+                    continue
+                own.append(data)
+                for uuid in uuids:
+                    data.remove(uuid)
+            channels = pixels.findall("{*}Channel")
+            if len(channels) == int(pixels.get("SizeC", "1")) and all(data.get("PlaneCount") == "1" for data in own):
+                listed = {int(data.get("FirstC", "0")) for data in own}
+                for channel in (channel for number, channel in enumerate(channels) if number not in listed):
+                    pixels.remove(channel)
+        if not own:
             root.remove(image)
-    for data in root.iterfind("{*}Image/{*}Pixels/{*}TiffData"):
-        for uuid in data.findall("{*}UUID"):
-            data.remove(uuid)
-    return ET.tostring(root, encoding="unicode") if parts else None
-
-
-def _part(image: ET.Element, is_own: Callable[[ET.Element], bool], num_pages: int) -> _OMEPart | None:
-    """Return an image with the pages of its planes in this file; None without any."""
-    pixels = image.find("{*}Pixels")
-    if pixels is None:
-        return None
-    sizes = {axis: int(pixels.get(f"Size{axis}", "1")) for axis in _PLANE_AXES}
-    channel = pixels.find("{*}Channel")
-    sizes["C"] //= 1 if channel is None else int(channel.get("SamplesPerPixel", "1"))
-    order = pixels.get("DimensionOrder", "XYCZT")[:1:-1]  # slowest first
-    pages: dict[tuple[int, ...], int] = {}
-    is_shared = False
-    for data in pixels.iterfind("{*}TiffData"):
-        if not all(map(is_own, data.iterfind("{*}UUID"))):
-            is_shared = True
-            continue
-        page = int(data.get("IFD", "0"))
-        num_planes = int(data.get("PlaneCount", data.get("NumPlanes", "1" if "IFD" in data.attrib else num_pages)))
-        first = np.ravel_multi_index([int(data.get(f"First{axis}", "0")) for axis in order], [sizes[a] for a in order])
-        for number in range(min(num_planes, num_pages)):
-            indices = dict(zip(order, np.unravel_index(int(first) + number, [sizes[a] for a in order]), strict=True))
-            pages[tuple(int(indices[axis]) for axis in _PLANE_AXES)] = page + number
-    return _OMEPart(image, pixels, sizes, pages, is_shared) if pages else None
-
-
-def _keep_own_planes(part: _OMEPart, split_along: str) -> bool:
-    """Remove planes of other files from the description; return False if the others do not form an image."""
-    present = [sorted(set(positions)) for positions in zip(*part.pages, strict=True)]
-    split = {axis for axis, positions in zip(_PLANE_AXES, present, strict=True) if len(positions) < part.sizes[axis]}
-    if math.prod(map(len, present)) != len(part.pages) or not split <= set(split_along):
-        return False
-    pixels = part.pixels
-    for axis, positions in zip(_PLANE_AXES, present, strict=True):
-        pixels.set(f"Size{axis}", str(int(pixels.get(f"Size{axis}", "1")) // part.sizes[axis] * len(positions)))
-    channels = pixels.findall("{*}Channel")
-    for number, channel in enumerate(channels):
-        if len(channels) == part.sizes["C"] and number not in present[1]:
-            pixels.remove(channel)
-    stored = pixels.findall("{*}TiffData")
-    index = list(pixels).index(stored[0])
-    for data in stored:
-        pixels.remove(data)
-    for plane, page in part.pages.items():
-        first = {f"First{axis}": str(present[n].index(plane[n])) for n, axis in enumerate(_PLANE_AXES)}
-        pixels.insert(index, ET.Element(stored[0].tag, {"IFD": str(page), "PlaneCount": "1", **first}))
-    return True
+    return None if root.find("{*}Image") is None else ET.tostring(root, encoding="unicode")

@@ -20,6 +20,10 @@ _ORDER = (*AXES[:2], "S", *AXES[2:])
 _UNNAMED = "IQ"  # tifffile's letters for a sequence of pages, and for an axis without a name
 _PLANES_BY_PAGE = ("ome", "mmstack")  # kinds of series whose metadata assign each page to a plane
 _PLANES_IN_SEQUENCE = ("shaped", "imagej")
+NEEDS_OTHER_FILES = (
+    "contains only one part of an image that is stored in several files; pass pattern= with the axes that the names "
+    "state ({channel}, {z}, {t}), or write one image per file"
+)
 _IMAGEJ_KEYS = ("images", "channels", "slices", "frames")
 
 
@@ -43,8 +47,11 @@ class TiffImage(NamedTuple):
         return tuple(sizes.get(axis, 1) * (samples if axis == "C" else 1) for axis in AXES)
 
 
-def find_image(tif: tifffile.TiffFile, path: Path, number: int | None = None) -> TiffImage:
+def find_image(
+    tif: tifffile.TiffFile, path: Path, number: int | None = None, split_along: str | None = None
+) -> TiffImage:
     """Return the only image of an open file or, with ``number``, the image series of this number."""
+    # Along the axes ``split_along``, other files may hold planes; None if the OME-XML names no other files.
     # Raises `FormatError` if there are several and none is chosen, if other files hold parts of the image, or if the
     # OME-XML, ImageJ or tifffile description of the only image contradicts the pages: planes would be dropped, or
     # channels be read as Z.
@@ -52,17 +59,35 @@ def find_image(tif: tifffile.TiffFile, path: Path, number: int | None = None) ->
     if number is None and len(tif.series) != 1:
         raise FormatError(f"{path}: contains {len(tif.series)} images, expected one; {remedy}")
     series = _with_own_pages(tif, tif.series[number or 0])
-    if series.is_multifile:
-        raise FormatError(f"{path}: contains only one part of an image that is stored in several files; {remedy}")
+    if split_along is not None and None in series.pages:
+        series = _own_planes(series, split_along)
+    if series is None or series.is_multifile:
+        raise FormatError(f"{path}: {NEEDS_OTHER_FILES}")
     image = with_axes(series, path)
     if len(tif.series) > 1:
         if any(page is None for page in series):  # tifffile reads zeros.
             raise FormatError(f"{path}: image series {number} lacks planes that its OME-XML lists; restore the file")
         return image
-    if not _is_described(tif, image) or not _uses_all_pages(tif, image):
+    is_described = (split_along is not None and series.kind == "ome") or _is_described(tif, image)
+    if not is_described or not _uses_all_pages(tif, image):
         problem = f"{path}: its {_describe(tif, image)}, but the file has {_describe_pages(tif, image)}"
         raise FormatError(f"{problem}; restore the file, or correct or remove its description")
     return image
+
+
+def _own_planes(series: tifffile.TiffPageSeries, split_along: str) -> tifffile.TiffPageSeries | None:
+    """Return the planes of a series that are in its file; None if they form no image without those of other files."""
+    pages, axes, shape = series.pages, series.get_axes(squeeze=False), series.get_shape(squeeze=False)
+    lead = shape[: len(axes.rstrip("SYX"))]
+    is_own = np.array([page is not None for page in pages]).reshape(lead)
+    positions = [np.unique(indices) for indices in is_own.nonzero()]
+    split = {axis for axis, size, own in zip(axes, lead, positions, strict=False) if len(own) < size}
+    block = np.ix_(*positions)
+    if not is_own[block].all() or not split <= set(split_along):
+        return None
+    numbers = np.arange(len(pages)).reshape(lead)[block]
+    sizes, own_pages = (*numbers.shape, *shape[len(lead) :]), [pages[number] for number in numbers.flat]
+    return tifffile.TiffPageSeries(own_pages, sizes, series.dtype, axes, kind=series.kind, squeeze=False)
 
 
 def _with_own_pages(tif: tifffile.TiffFile, series: tifffile.TiffPageSeries) -> tifffile.TiffPageSeries:

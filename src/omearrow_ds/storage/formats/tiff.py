@@ -36,7 +36,14 @@ from omearrow_ds.storage.formats._folder import (
     write_members,
 )
 from omearrow_ds.storage.formats._stored import Stored, spread
-from omearrow_ds.storage.formats._tiff_series import TiffImage, find_image, locate_chunks, refuse_mixed_pages, with_axes
+from omearrow_ds.storage.formats._tiff_series import (
+    NEEDS_OTHER_FILES,
+    TiffImage,
+    find_image,
+    locate_chunks,
+    refuse_mixed_pages,
+    with_axes,
+)
 
 _SUFFIX = ".ome.tif"
 _CODECS = {"ADOBE_DEFLATE": "zlib", "DEFLATE": "zlib"}  # as this package calls them; the others have their own names
@@ -139,27 +146,26 @@ class TiffReader(FileReader):
             yield tif
 
     def _image(self, tif: tifffile.TiffFile, path: Path, listed: ListedFile) -> TiffImage:
-        self._take_own_image(tif, path)
+        is_part = self._take_own_planes(tif, path)
         if listed.series is not None:
             _refuse_beyond(listed, "image series", listed.series, len(tif.series), path)
-        return find_image(tif, path, listed.series)
+        return find_image(tif, path, listed.series, self.folder.split_along if is_part else None)
 
-    def _take_own_image(self, tif: tifffile.TiffFile, path: Path) -> None:
-        """Reduce OME-XML of several files to the image of this file; raise `FormatError` if it needs other files."""
+    def _take_own_planes(self, tif: tifffile.TiffFile, path: Path) -> bool:
+        """Reduce OME-XML of several files to the planes of this file; return False if it is of this file only."""
         # This precedes `tif.series`: tifffile would open other files wherever they are, and read missing ones as zeros.
         root = _ome_xml.find_root(tif.pages.first.description)
-        is_part = tif.is_ndtiff
+        own: str | None = ""
         if root is not None and _ome_xml.names_other_files(root, path.name):
-            own = _ome_xml.own_description(root, path.name, len(tif.pages), self.folder.split_along)
-            is_part = own is None
+            own = _ome_xml.own_description(root, path.name)
+        if tif.is_ndtiff or own is None:
+            raise FormatError(f"{path}: {NEEDS_OTHER_FILES}")
+        if own:
             tif._omexml = own  # noqa: SLF001  # As the argument omexml= of its constructor does.
             tif.is_mmstack = False  # The index of Micro-Manager's files lists all positions, too.
-        if is_part:
-            problem = "contains only one part of an image that is stored in several files"
-            remedy = "pass pattern= with the axes that the names state ({channel}, {z}, {t})"
-            raise FormatError(f"{path}: {problem}; {remedy}, or write one image per file")
         if self.folder.is_listed and not tif.is_ome:
             raise FormatError(f"{path}: OME-XML is missing; restore the file, or move it out of this folder")
+        return bool(own)
 
     def locate(self, row: int) -> ImageChunks | None:
         """Return the chunks of an image; pages of a series are located together, which takes 0.1 s for 1,000 pages."""
@@ -207,7 +213,7 @@ class TiffReader(FileReader):
         member = self.folder.members[row]
         path, listed = self.folder.path_of(member.file), member.listed
         with self._open(member.file) as tif:
-            self._take_own_image(tif, path)
+            self._take_own_planes(tif, path)
             xml = tif.ome_metadata
             return _ome_xml.parse(xml, str(path), listed.series or 0) if xml else schema.normalize_metadata(None, 0, "")
 
