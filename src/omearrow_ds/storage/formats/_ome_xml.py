@@ -128,12 +128,6 @@ def image_sizes(xml: str) -> list[tuple[tuple[int, ...], int]]:
     ]
 
 
-def find_root(description: str) -> ET.Element | None:
-    """Return the root element if a TIFF description is OME-XML that names files; None for other descriptions."""
-    # Raises `ValueError` or `xml.etree.ElementTree.ParseError` if the text is malformed or unsafe to parse.
-    return _parse_root(description) if "<!DOCTYPE" in description or "FileName" in description else None
-
-
 def _parse_channel(channel: ET.Element) -> dict[str, Any]:
     color = channel.get("Color")
     return {
@@ -170,7 +164,7 @@ def _naive_utc(text: str) -> datetime:
     return date if date.tzinfo is None else date.astimezone(UTC).replace(tzinfo=None)
 
 
-def own_files(root: ET.Element, own_name: str) -> Callable[[ET.Element], bool]:
+def _own_files(root: ET.Element, own_name: str) -> Callable[[ET.Element], bool]:
     """Return a function that checks whether a UUID element refers to the file that contains the OME-XML."""
     # It compares the identifier, which survives renaming, unless files of several names share it. Then, or if no
     # element has the identifier, it compares the file name.
@@ -181,13 +175,15 @@ def own_files(root: ET.Element, own_name: str) -> Callable[[ET.Element], bool]:
     return lambda uuid: uuid.get("FileName", name).lower() == name
 
 
-def names_other_files(root: ET.Element, own_name: str) -> bool:
-    return not all(map(own_files(root, own_name), root.iterfind(_UUIDS)))
-
-
-def own_description(root: ET.Element, own_name: str) -> str | None:
-    """Return the OME-XML of only those planes that a file contains; None if it contains none."""
-    is_own = own_files(root, own_name)
+def own_description(description: str, own_name: str) -> str | None:
+    """Return the OME-XML of only those planes that a file contains; None without any, "" if it names no other files."""
+    # Raises `ValueError` or `xml.etree.ElementTree.ParseError` if the text is malformed or unsafe to parse.
+    if "<!DOCTYPE" not in description and "FileName" not in description:
+        return ""
+    root = _parse_root(description)
+    is_own = _own_files(root, own_name)
+    if all(map(is_own, root.iterfind(_UUIDS))):
+        return ""
     for image in root.findall("{*}Image"):
         own: list[ET.Element] = []
         for pixels in image.findall("{*}Pixels"):

@@ -154,10 +154,7 @@ class TiffReader(FileReader):
     def _take_own_planes(self, tif: tifffile.TiffFile, path: Path) -> bool:
         """Reduce OME-XML of several files to the planes of this file; return False if it is of this file only."""
         # This precedes `tif.series`: tifffile would open other files wherever they are, and read missing ones as zeros.
-        root = _ome_xml.find_root(tif.pages.first.description)
-        own: str | None = ""
-        if root is not None and _ome_xml.names_other_files(root, path.name):
-            own = _ome_xml.own_description(root, path.name)
+        own = _ome_xml.own_description(tif.pages.first.description, path.name)
         if tif.is_ndtiff or own is None:
             raise FormatError(f"{path}: {NEEDS_OTHER_FILES}")
         if own:
