@@ -41,7 +41,7 @@ def test_damage_gives_the_same_pixels_or_an_error(name, share):
     tally = damage.run(name, MUTATIONS.get(name, 150) // share, seed=2026)
     assert tally.faults == []
     assert tally.outcomes["error"] > tally.total / 3  # The mutations were damage.
-    assert tally.outcomes["identical"] <= tally.total / 3  # Such as of files that are not read.
+    assert tally.outcomes["identical"] <= tally.total / 3  # For example in files that are not read.
     assert tally.largest_bytes < damage.RSS_LIMIT_BYTES
     assert name == "duckdb" or tally.caught > 0  # DuckDB has a checksum in each block.
 

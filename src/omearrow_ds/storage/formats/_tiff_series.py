@@ -58,7 +58,7 @@ def find_image(
     remedy = "write one image per file, or list the series in columns Series_<channel> of a table"
     if number is None and len(tif.series) != 1:
         raise FormatError(f"{path}: contains {len(tif.series)} images, expected one; {remedy}")
-    series = _with_own_pages(tif, tif.series[number or 0])
+    series: tifffile.TiffPageSeries | None = _with_own_pages(tif, tif.series[number or 0])
     if split_along is not None and None in series.pages:
         series = _own_planes(series, split_along)
     if series is None or series.is_multifile:
