@@ -58,9 +58,8 @@ def find_image(
     remedy = "write one image per file, or list the series in columns Series_<channel> of a table"
     if number is None and len(tif.series) != 1:
         raise FormatError(f"{path}: contains {len(tif.series)} images, expected one; {remedy}")
-    series: tifffile.TiffPageSeries | None = _with_own_pages(tif, tif.series[number or 0])
-    if split_along is not None and None in series.pages:
-        series = _own_planes(series, split_along)
+    stored = _with_own_pages(tif, tif.series[number or 0])
+    series = _own_planes(stored, split_along) if split_along is not None and None in stored.pages else stored
     if series is None or series.is_multifile:
         raise FormatError(f"{path}: {NEEDS_OTHER_FILES}")
     image = with_axes(series, path)
