@@ -61,15 +61,19 @@ def write_collection(
     """Write images as OME-Zarr 0.5 groups into the new Zarr group ``path``, and the columns as a sidecar file."""
     zarr.create_group(path, zarr_format=3)
     write_array = array_writer(compression, chunk_shape)
+    described, description = None, ""  # Metadata and dtype of the last image, which the next one often shares.
 
     def write_one(file: Path, image: Image) -> None:
-        pixels = image.pixels
-        maximum = float(np.iinfo(pixels.dtype).max) if pixels.dtype.kind in "iu" else 1.0
-        attributes = _ngff.attributes(image.metadata, maximum)
+        nonlocal described, description
+        metadata, dtype = image.metadata, image.pixels.dtype
+        if described != (metadata, dtype):
+            maximum = float(np.iinfo(dtype).max) if dtype.kind in "iu" else 1.0
+            attributes = _ngff.attributes(metadata, maximum)
+            description = json.dumps({"attributes": attributes, "zarr_format": 3, "node_type": "group"}, indent=2)
+            described = metadata, dtype
         file.mkdir()
-        group = {"attributes": attributes, "zarr_format": 3, "node_type": "group"}
-        (file / "zarr.json").write_text(json.dumps(group, indent=2), encoding="utf-8")
-        write_array(file / "0", pixels)
+        (file / "zarr.json").write_text(description, encoding="utf-8")
+        write_array(file / "0", image.pixels)
 
     write_members(images, columns, path, "ome_zarr", _SUFFIX, write_one)
 
