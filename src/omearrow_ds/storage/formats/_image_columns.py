@@ -153,7 +153,8 @@ def kinds_of(info: pa.Table, subject: str) -> Kinds:
     if missing.any():
         problem = f"image {missing.argmax()}: pixels_meta.type is null, expected a dtype"
         raise FormatError(f"{subject}: {problem}; correct it")
-    encoded = names.cast(pa.string()).dictionary_encode(null_encoding="encode")
+    names = names if names.type == pa.string() else names.cast(pa.string())
+    encoded = names.dictionary_encode(null_encoding="encode")
     codes = np.where(null, -1, numbers(encoded.indices))
     dtypes = {}
     for code, name in enumerate(encoded.dictionary.cast(pa.binary()).to_pylist()):
