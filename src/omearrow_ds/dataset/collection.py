@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 
-from omearrow_ds.axes import AXES, Cut, Pick, SampleAxes, to_tczyx
+from omearrow_ds.axes import AXES, Cut, Pick, SampleAxes
 from omearrow_ds.codec.decode import new_image
 from omearrow_ds.dataset.crop_boxes import Boxes, CropWindows, PlacedBox, shown_indices
 from omearrow_ds.dataset.cuda import Create, DeviceSamples, check_room, device_cropper
@@ -201,7 +201,7 @@ class Collection(StoredImages):
     def unscaled(self, image: Array, position: int) -> Array:
         """Return the region of ``image`` that a sample shows, with all five axes and without scaling."""
         if self.crops is None:
-            return to_tczyx(self.plan.cuts[position](image), self.axes, f"{self.path}: image {position}")
+            return self.tczyx(self.plan.cuts[position](image))
         field, top, left, *size = self.crops.take([position])[:, 0].tolist()
         planes = self.plan.cuts[field](image)
         sample = np.empty((*planes.shape[:3], *size), image.dtype)
