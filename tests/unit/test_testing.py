@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omearrow_ds.testing import synthetic_image, synthetic_images
+from omearrow_ds.testing.conformance import image_of, same
 from omearrow_ds.testing.synthetic import DTYPES
 from tests.support.errors import raises
 
@@ -111,6 +112,13 @@ def test_nf1_compresses_as_stated(edge):
 def test_other_dtypes_are_refused(dtype):
     with raises(ValueError, option="dtype", mentions=("uint8", "uint16"), remedy=False):
         synthetic_image(0, (1, 1, 1, 4, 4), dtype)
+
+
+@pytest.mark.parametrize("dtype", ["<u2", ">u2", "<f4", ">f4", "<f8", ">f8"])
+def test_images_for_conformance_have_the_requested_byte_order(dtype):
+    image = image_of((1, 2, 1, 3, 4), dtype, 5)
+    assert image.dtype.str == dtype
+    assert same(image.astype(image.dtype.newbyteorder("=")), image_of((1, 2, 1, 3, 4), dtype[1:], 5))
 
 
 @pytest.mark.parametrize(

@@ -84,10 +84,12 @@ def table_columns() -> pa.Table:
 
 
 def image_of(shape: Sequence[int], dtype: Any = "uint16", number: int = 0) -> Array:
-    """Return an image whose pixel values depend on position and image number, within the range of the dtype."""
+    """Return an image of a dtype and its byte order, whose pixel values depend on position and image number."""
     values = (np.arange(math.prod(shape), dtype=np.uint64) * 40503 + 7919 * number + 1) % 2**31
     pixels = values.astype(dtype).reshape(shape)
-    return pixels / pixels.dtype.type(3) if pixels.dtype.kind == "f" else pixels
+    if pixels.dtype.kind == "f":
+        pixels /= pixels.dtype.type(3)  # Division into a new array would give native byte order.
+    return pixels
 
 
 def images_of(kinds: Sequence[tuple[Sequence[int], Any]]) -> list[Array]:
