@@ -171,6 +171,27 @@ def write_ipc(path, batches):
             writer.write_batch(pa.record_batch({"ome_image": batch}))
 
 
+def without_offsets(kind):
+    """Return an array of no rows whose lists have no offsets buffer, which Arrow permits in files."""
+    if pa.types.is_struct(kind):
+        return pa.Array.from_buffers(kind, 0, [None], children=[without_offsets(field.type) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.Array.from_buffers(kind, 0, [None, None], children=[without_offsets(kind.value_type)])
+    return pa.array([], kind)
+
+
+@pytest.mark.parametrize("encoding", schema.ENCODINGS)
+@pytest.mark.parametrize("order", ["empty, full", "full, empty", "empty"])
+def test_batches_of_no_rows_need_no_offsets(tmp_path, encoding, order):
+    images = [image_of((1, 2, 1, 2, 3), "uint16", number) for number in range(3)]
+    kind = schema.image_struct(encoding)
+    full = pa.array([record_of(image, whole_chunks(image, encoding), []) for image in images], kind)
+    batches = {"full": full, "empty": without_offsets(kind)}
+    write_ipc(tmp_path / "images.arrow", [batches[name] for name in order.split(", ")])
+    with open_images(tmp_path / "images.arrow") as source:
+        assert all_same(source.take(range(len(source))), images if "full" in order else [])
+
+
 @pytest.mark.parametrize("suffix", [".arrow", ".parquet", ".duck.parquet"])
 @pytest.mark.parametrize("encoding", schema.ENCODINGS)
 @settings(max_examples=15, deadline=None)
