@@ -149,7 +149,7 @@ class _Background(NamedTuple):
 
 
 def transformed(transform: Callable[..., Any], image: torch.Tensor, mask: torch.Tensor) -> tuple[Any, Any]:
-    """Apply a transform to an image and its mask, which is a ``tv_tensors.Mask`` if torchvision is installed."""
+    """Apply a transform, which gets the mask as a ``tv_tensors.Mask`` if torchvision is installed; return tensors."""
     kind = _mask_type()
     result = transform(image, mask if kind is None else kind(mask))
     if not isinstance(result, tuple | list) or len(result) != 2:
