@@ -44,6 +44,7 @@ from omearrow_ds.storage.manifest import (
 )
 from omearrow_ds.storage.parts_stores import PartsStore, path_size
 from omearrow_ds.storage.published_parts import write_index
+from omearrow_ds.storage.writing import options_of_layout
 from omearrow_ds.text import count
 
 _FAILED = "failed.csv"
@@ -115,11 +116,9 @@ class PartsTarget:
             self.store.create(PLAN, json.dumps(content, indent=1).encode())
         difference = _difference(self.plan or {}, plan)
         if difference is not None:
-            remedy = "pass the same value to continue, or"
-            if difference.startswith("a source"):
-                remedy = "repeat the previous command to continue; for another collection,"
+            problem, remedy = difference
             remedy = f"{remedy} remove {self.store.removal_hint}, or choose another path"
-            raise PathExistsError(f"contains unfinished parts made with {difference}", path=self.path, remedy=remedy)
+            raise PathExistsError(f"contains unfinished parts made with {problem}", path=self.path, remedy=remedy)
 
     def finished_parts(self) -> set[int]:
         """Return the numbers of the finished parts, for atomic writes from object names only."""
@@ -304,12 +303,18 @@ def _write_errors(path: Path) -> Iterator[None]:
         raise WriteError(f"could not be written: {why}", path=path, remedy=remedy) from error
 
 
-def _difference(begun: Mapping[str, Any], plan: Mapping[str, Any]) -> str | None:
-    """Return the difference between two plans as text; None if they are equal."""
-    before, after = begun.get("layout", {}), plan["layout"]
+def _difference(begun: Mapping[str, Any], plan: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the difference between two plans and how to continue, as texts; None if they are equal."""
+    layouts = begun.get("layout", {}), plan["layout"]
+    before, after = map(options_of_layout, layouts)
     for name in dict.fromkeys([*after, *before]):
         if before.get(name) != after.get(name):
-            return f"{name}={before.get(name)!r}, not {after.get(name)!r}"
+            return f"{name}={before.get(name)!r}, not {after.get(name)!r}", "pass the same value to continue, or"
     before, after = begun.get("source", {}), plan["source"]
     changed = [aspect for name, aspect in _ASPECTS.items() if before.get(name) != after.get(name)]
-    return f"a source with other {' and other '.join(changed)}" if changed else None
+    if changed:
+        remedy = "repeat the previous command to continue; for another collection,"
+        return f"a source with other {' and other '.join(changed)}", remedy
+    if any(layouts[0].get(name) != layouts[1].get(name) for name in ("max_rows", "max_bytes")):
+        return "other default row groups, by another version of omearrow-ds", "use that version to continue, or"
+    return None

@@ -89,6 +89,17 @@ class Layout:
         return replace(self, max_rows=max(self.max_rows, rows), max_bytes=max(self.max_bytes, _WIDE_BYTES))
 
 
+def options_of_layout(layout: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the layout of a plan as the options that `Layout.choose` takes; its other fields become None."""
+    codec = layout.get("chunk_codec")
+    return {
+        **layout,
+        **dict.fromkeys(("max_rows", "max_bytes", "chunk_codec")),
+        "compression": layout.get("compression") if codec is None else f"{CHUNK_PREFIX}{codec}",
+        "rows_per_group": layout.get("max_rows") if layout.get("max_bytes") == _ANY_BYTES else None,
+    }
+
+
 def _chunk_shape(fmt: Format, chunk_shape: Sequence[int]) -> tuple[int, int]:
     error = partial(ArgumentError, option="chunk_shape", value=chunk_shape)
     multiple = fmt.writer.chunk_multiple

@@ -315,6 +315,8 @@ def test_convert_continues_after_a_full_disk(tmp_path, plate, monkeypatch, name)
         ({"group_by": ["well"]}, ("[]", "['well']")),
         ({"part_bytes": SIZE}, (5 * SIZE, SIZE)),
         ({"checksum": False}, ("True", "False")),
+        ({"rows_per_group": 2}, ("None", 2)),
+        ({"compression": "chunk-zstd"}, ("'none'", "'chunk-zstd'")),
     ],
 )
 def test_other_options_for_parts_that_are_begun_are_refused(tmp_path, plate, changed, facts):
@@ -325,6 +327,29 @@ def test_other_options_for_parts_that_are_begun_are_refused(tmp_path, plate, cha
         convert(plate, dst, **(options | changed))
     convert(plate, dst, **options)
     assert sorted(checked_numbers(dst)) == list(range(COUNT))
+
+
+@pytest.mark.parametrize(("option", "value"), [("rows_per_group", 1), ("compression", "chunk-zstd")])
+def test_convert_continues_with_the_option_that_its_refusal_names(tmp_path, plate, option, value):
+    dst = tmp_path / "x.parts"
+    convert(plate, dst, "parquet", part_bytes=5 * SIZE, task=(1, 2), **{option: value})
+    with raises(PathExistsError, option=option, path=dst, mentions=repr(value)) as caught:
+        convert(plate, dst, "parquet", part_bytes=5 * SIZE)
+    assert "max_" not in str(caught.value)
+    convert(plate, dst, "parquet", part_bytes=5 * SIZE, **{option: value})
+    assert checked_numbers(dst) == list(range(COUNT))
+
+
+def test_parts_begun_with_other_default_row_groups_are_refused(tmp_path, plate):
+    dst = tmp_path / "x.parts"
+    convert(plate, dst, "parquet", part_bytes=5 * SIZE, task=(1, 2))
+    file = dst / "jobs/plan.json"
+    plan = json.loads(file.read_text())
+    plan["layout"]["max_rows"] = 7
+    file.write_text(json.dumps(plan))
+    with raises(PathExistsError, path=dst, mentions=("version", "row groups", "remove")) as caught:
+        convert(plate, dst, "parquet", part_bytes=5 * SIZE)
+    assert "max_" not in str(caught.value)
 
 
 def test_another_source_for_parts_that_are_begun_is_refused(tmp_path, plate):
