@@ -60,8 +60,8 @@ class DecodedRows:
     def batch(self, positions: Sequence[int] | Array, samples: Array, threads: int = 1) -> None:
         divisors, divisor, stacks = self._divisors, self._divisor, self.stacks
         indices = np.array(positions, np.int64)
-        if stacks.many and stacks.in_open_file_groups(
-            indices, samples, lambda turn, out: self.batch(indices[turn], out, threads)
+        if stacks.needs_file_groups and stacks.write_in_file_groups(
+            indices, samples, lambda group, out: self.batch(indices[group], out, threads)
         ):
             return
         if stacks.requests is not None:
@@ -82,8 +82,8 @@ class DecodedRows:
     def crop(self, boxes: Sequence[Array], samples: Array, pad: str, threads: int) -> None:
         """Write boxes (fields, tops, lefts) of images of one size to ``samples`` (n, T, C, Z, Y, X)."""
         stacks = self.stacks
-        if stacks.many and stacks.in_open_file_groups(
-            boxes[0], samples, lambda turn, out: self.crop([values[turn] for values in boxes], out, pad, threads)
+        if stacks.needs_file_groups and stacks.write_in_file_groups(
+            boxes[0], samples, lambda group, out: self.crop([values[group] for values in boxes], out, pad, threads)
         ):
             return
         stacks.prepare(boxes[0], (boxes[1], samples.shape[-2]))

@@ -83,9 +83,9 @@ class Prefixes:
     bytes before each of the K chunks of an image, and ``expected`` (K, W) uint8 the values of these bytes. ``refuse``
     is called with the index of an image whose bytes differ, and raises the error.
 
-    ``is_checked`` (N,) bool and the `bytearray` ``flags``, one byte of which is read faster, are the images that were
-    compared. ``num_unchecked`` counts the others, or fewer while several threads compare some; it is 0 only if none is
-    left.
+    ``is_checked`` (N,) bool are the images that were compared, and ``flags`` is the same memory as a `bytearray`, which
+    returns a single value faster. ``num_unchecked`` counts the others, or fewer while several threads compare some; it
+    is 0 only if none is left.
     """
 
     def __init__(self, addresses: Array, distances: Array, expected: Array, refuse: Callable[[int], object]) -> None:
@@ -124,7 +124,7 @@ class Stacks:
     ``like`` is an array (n, ...) of the images' shape and dtype, and ``single_array`` the only array, or None.
     """
 
-    many = False  # Whether images are in more files than may be open at once.
+    needs_file_groups = False  # Whether images are in more files than may be open at once.
 
     def __init__(
         self,
@@ -225,19 +225,20 @@ class Stacks:
         """Return the addresses of images; call `prepare` first, since this method does not check them."""
         return ImageAddresses(self.addresses[indices], self.arrays, self.alignment)
 
-    def in_open_file_groups(self, indices: Array, out: Array, write: Callable[[Array, Array], object]) -> bool:
-        """Create a batch in several turns if the limit of open files requires it; return False if one is enough.
+    def write_in_file_groups(self, indices: Array, out: Array, write: Callable[[Array, Array], object]) -> bool:
+        """Create a batch file group by file group if the limit of open files requires it; return False otherwise.
 
-        ``write`` gets the positions in ``indices`` of each turn, and the array for these samples.
+        ``write`` gets the positions in ``indices`` of the images of a group, and the array for these samples.
         """
-        turns = self._turns(indices)
-        for positions in turns:
+        groups = self._file_groups(indices)
+        for positions in groups:
             samples = np.empty((len(positions), *out.shape[1:]), out.dtype)
             write(positions, samples)
             out[positions] = samples
-        return bool(turns)
+        return bool(groups)
 
-    def _turns(self, indices: Array) -> list[Array]:  # noqa: ARG002  # Used by subclasses that open files.
+    def _file_groups(self, indices: Array) -> list[Array]:  # noqa: ARG002  # Used by subclasses that open files.
+        """Return the positions of images whose files may be open at once; no groups if all files may be."""
         return []
 
     def overlaid_array(self, indices: Array) -> tuple[Array, Array]:
@@ -274,8 +275,8 @@ class Stacks:
     def alignment(self) -> int | None:
         """Remainder of the address of each image modulo the item size; None if images differ."""
         addresses, size = self.addresses, self.like.itemsize
-        rest = int(addresses[0]) % size if len(addresses) else 0
-        return None if ((addresses - rest) % size).any() else rest
+        remainder = int(addresses[0]) % size if len(addresses) else 0
+        return None if ((addresses - remainder) % size).any() else remainder
 
     def strided_groups(self, indices: Array) -> Iterator[tuple[Array, Array, Array]]:
         """Yield groups of images whose distances in memory are multiples of the item size.
@@ -284,13 +285,13 @@ class Stacks:
         ``indices``, and their offsets from this address in elements. Yields nothing if strides differ or are not
         multiples of the item size. The memory is valid only until the next group is requested.
         """
-        size, only = self.like.itemsize, self.single_array
+        size, array = self.like.itemsize, self.single_array
         if not self._has_item_strides:
             return
-        if only is not None and not only.strides[0] % size:
-            yield only, np.arange(len(indices)), indices * (only.strides[0] // size)
+        if array is not None and not array.strides[0] % size:
+            yield array, np.arange(len(indices)), indices * (array.strides[0] // size)
             return
-        located = self.located(indices)  # Keeps the memory.
+        located = self.located(indices)  # Keeps the memory alive.
         yield from strided_groups(located.addresses, self.like, located.alignment)
 
 
@@ -300,7 +301,7 @@ class SelectedStacks(Stacks):
     def __init__(self, stacks: Stacks, selected: Array) -> None:
         super().__init__(stacks.arrays, stacks.guard)
         self._stacks, self._selected = stacks, selected
-        self.requests, self.many = stacks.requests, stacks.many
+        self.requests, self.needs_file_groups = stacks.requests, stacks.needs_file_groups
         self.single_array, self.num_images = None, len(selected)
 
     def __getitem__(self, index: int) -> Array:
@@ -325,8 +326,8 @@ class SelectedStacks(Stacks):
     def located(self, indices: Array) -> ImageAddresses:
         return self._stacks.located(self._selected[indices])
 
-    def _turns(self, indices: Array) -> list[Array]:
-        return self._stacks._turns(self._selected[indices])  # noqa: SLF001  # Same base class.
+    def _file_groups(self, indices: Array) -> list[Array]:
+        return self._stacks._file_groups(self._selected[indices])  # noqa: SLF001  # Same base class.
 
 
 def same_strides(array: Array, like: Array) -> bool:
@@ -340,23 +341,23 @@ def strided_groups(addresses: Array, like: Array, alignment: int | None = None) 
     ``alignment`` is described in `ImageAddresses`.
     """
     size, kind = like.itemsize, (like.dtype, like.shape[1:], like.strides[1:])
-    rest = int(addresses[0]) % size if alignment is None else alignment
-    origin, first = _origin(rest, *kind)
-    after = addresses - first
-    if alignment is not None or not int(np.bitwise_or.reduce(after)) % size:  # Item sizes are powers of two.
-        yield origin, np.arange(len(after)), after // size
+    remainder = int(addresses[0]) % size if alignment is None else alignment
+    origin, first = _origin(remainder, *kind)
+    distances = addresses - first
+    if alignment is not None or not int(np.bitwise_or.reduce(distances)) % size:  # Item sizes are powers of two.
+        yield origin, np.arange(len(distances)), distances // size
         return
-    rests = addresses % size
-    for rest in np.unique(rests).tolist():
-        which = np.flatnonzero(rests == rest)
-        origin, first = _origin(rest, *kind)
-        yield origin, which, (addresses[which] - first) // size
+    remainders = addresses % size
+    for remainder in np.unique(remainders).tolist():
+        positions = np.flatnonzero(remainders == remainder)
+        origin, first = _origin(remainder, *kind)
+        yield origin, positions, (addresses[positions] - first) // size
 
 
 @functools.lru_cache(256)
-def _origin(rest: int, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[Array, int]:
-    """Return an array (1, ...) with the strides of an image, and its address, ``rest`` modulo the item size."""
-    pixel = np.empty(2 * dtype.itemsize, np.uint8)[rest:][: dtype.itemsize].view(dtype)
+def _origin(offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[Array, int]:
+    """Return an array (1, ...) with the strides of an image, and its address, ``offset`` modulo the item size."""
+    pixel = np.empty(2 * dtype.itemsize, np.uint8)[offset:][: dtype.itemsize].view(dtype)
     origin = np.lib.stride_tricks.as_strided(pixel, (1, *shape), (0, *strides))
     return origin, _address(origin)
 
@@ -406,7 +407,7 @@ def request_pages(ranges: Array) -> None:
 
     One system call requests many ranges, or each requests one if the kernel does not permit this.
     """
-    if not len(ranges):  # The pages of a batch that was announced were requested before.
+    if not len(ranges):  # All pages were requested recently.
         return
     libc = _libc()
     process = libc.syscall(_PIDFD_OPEN, os.getpid(), 0, 0, 0, 0)

@@ -46,9 +46,9 @@ from omearrow_ds.storage.hashes import new_hash
 
 OPEN_PARTS = 28  # Parts open at once: each has a descriptor or two, and a process may have 1,024.
 _VIEWED_PARTS = 8  # With more parts, images are copied: each view keeps a file mapped, and a descriptor, after closing.
-_VIEWED_BYTES = 2**20  # Smaller parts are copied too: a writer holds some 16 MiB of images, from very many of them.
+_VIEWED_BYTES = 2**20  # Streams copy only smaller parts: the 16 MiB of a writer can be views of very many of them.
 Open = Callable[[Path], Images]
-Keep = Callable[[Array], Array]
+Cut = Callable[[Array], Array]
 States = Sequence[Fingerprint | None] | None
 _Part = tuple[Images, Stacks | None]
 
@@ -57,7 +57,7 @@ _Part = tuple[Images, Stacks | None]
 class Index:
     """Image index of several collections, built without opening them; see `Header`.
 
-    Without ``rows``, they are all images in order. With the schema of ``columns``, these are read on request.
+    Without ``rows``, all images are included, in order. If ``columns`` is a schema, columns are read on request.
     """
 
     starts: Sequence[int]  # Index of the first image of each part, followed by the number of images.
@@ -302,27 +302,27 @@ class PartStacks(Stacks):
     layout of a part differs from the others, its images are decoded on request. ``cut`` makes a view of images.
     """
 
-    def __init__(self, parts: Parts, cut: Keep = np.asarray) -> None:
+    def __init__(self, parts: Parts, cut: Cut = np.asarray) -> None:
         shape = parts.index.shapes[0].tolist()
         super().__init__([cut(np.empty((1, *shape), parts.index.dtypes[0]))])  # Only its shape and strides are used.
         self.single_array, self.requests = None, PageRequests()
         self._all_parts, self._cut = parts, cut
         self._starts, self.num_images = list(parts.starts), parts.starts[-1]
         self._first = np.array(self._starts)
-        self.many = len(self._starts) - 1 > parts.max_open
+        self.needs_file_groups = len(self._starts) - 1 > parts.max_open
         self._table = np.empty(len(self), np.int64)  # Image addresses in open parts.
-        self._good_ns = np.zeros(len(self._starts) - 1, np.int64)  # Time until which a part needs no check.
+        self._checked_until_ns = np.zeros(len(self._starts) - 1, np.int64)  # Parts need no check until this time.
         self._is_checked = np.ones(len(self), bool)
         self._has_prefixes = False  # Whether an opened part has bytes to compare.
         self._parts: dict[int, _Part] = {}
-        self._held: Sequence[_Part] = ()
+        self._live_parts: Sequence[_Part] = ()  # A new list at each change, so that it is read without the lock.
         self.alignment, self._alignments = None, set[int | None]()  # Alignments of images in opened parts.
-        self._looking = threading.Lock()
+        self._lock = threading.Lock()
 
     def __getitem__(self, index: int) -> Array:
         number = bisect.bisect_right(self._starts, index) - 1
         index -= self._starts[number]
-        with self._looking:
+        with self._lock:
             source, stacks = self._parts.get(number) or self._part(number)
         if stacks is None:
             image: Array = self._cut(source.read([index])[0][None])[0]
@@ -330,21 +330,21 @@ class PartStacks(Stacks):
         stacks.prepare_image(index)
         return stacks[index]
 
-    def cut(self, cut: Keep) -> Stacks:
+    def cut(self, cut: Cut) -> Stacks:
         stacks = PartStacks(self._all_parts, lambda images: cut(self._cut(images)))
         stacks.requests = self.requests
         return stacks
 
-    def _turns(self, indices: Array) -> list[Array]:
+    def _file_groups(self, indices: Array) -> list[Array]:
         most = self._all_parts.max_open
         parts, part_of = np.unique(self._first.searchsorted(indices, "right") - 1, return_inverse=True)
-        turns = -(-len(parts) // most)
-        return [np.flatnonzero(part_of // most == turn) for turn in range(turns)] if turns > 1 else []
+        num_groups = -(-len(parts) // most)
+        return [np.flatnonzero(part_of // most == group) for group in range(num_groups)] if num_groups > 1 else []
 
     def located(self, indices: Array) -> ImageAddresses:
         """Open the parts of images, and return the memory addresses; files are checked at most once per millisecond."""
         numbers = self._first.searchsorted(indices, "right") - 1
-        with self._looking:  # Another thread may close a part, and map it at another address.
+        with self._lock:  # Another thread may close a part, and map it at another address.
             parts = self._open_parts(numbers)
             if self._has_prefixes:  # Compare bytes before the chunks of images at their first use in an open part.
                 for number in np.unique(numbers[~self._is_checked[indices]]).tolist():
@@ -353,7 +353,7 @@ class PartStacks(Stacks):
                         stacks.prefixes.check((indices[numbers == number] - self._starts[number]).tolist())
                 self._is_checked[indices] = True
             addresses, alignment = self._table[indices], self.alignment
-            owners: list[object] = [parts, self._held]
+            owners: list[object] = [parts, self._live_parts]
         for number, (source, stacks) in parts.items():
             if stacks is None:
                 in_part = np.flatnonzero(numbers == number)
@@ -365,7 +365,7 @@ class PartStacks(Stacks):
 
     def prepare(self, indices: Array, rows: Rows | None = None) -> None:
         if self.requests is not None and monotonic_ns() >= self.requests.query_ns:  # Requests need open parts.
-            with self._looking:
+            with self._lock:
                 self._open_parts(self._first.searchsorted(indices, "right") - 1)
         super().prepare(indices, rows)
 
@@ -374,11 +374,11 @@ class PartStacks(Stacks):
             self.prepare(np.array([index]))
 
     def _is_cold(self) -> bool:
-        return any(stacks._is_cold() for _, stacks in self._held if stacks is not None)  # noqa: SLF001  # Same class.
+        return any(stacks._is_cold() for _, stacks in self._live_parts if stacks is not None)  # noqa: SLF001  # Same class.
 
     def page_ranges(self, indices: Array, rows: Rows | None = None) -> Array:
         numbers, ranges = self._first.searchsorted(indices, "right") - 1, [np.empty((0, 2), np.int64)]
-        with self._looking:
+        with self._lock:
             for number in self._parts.keys() & set(numbers.tolist()):
                 stacks, is_in_part = self._parts[number][1], numbers == number
                 if stacks is not None:
@@ -389,7 +389,7 @@ class PartStacks(Stacks):
     def _open_parts(self, numbers: Array) -> dict[int, _Part]:
         """Return some parts, opened, and checked if their last check has expired; empty if no check is due."""
         now_ns = monotonic_ns()
-        if np.minimum.reduce(self._good_ns[numbers]) > now_ns:
+        if np.minimum.reduce(self._checked_until_ns[numbers]) > now_ns:
             return {}
         numbers_read = set(numbers.tolist())
         if not numbers_read <= self._parts.keys():
@@ -404,7 +404,7 @@ class PartStacks(Stacks):
                     if number in numbers_read:
                         raise
                 else:
-                    self._good_ns[number] = now_ns + STATUS_NS
+                    self._checked_until_ns[number] = now_ns + STATUS_NS
         return parts
 
     def _part(self, number: int) -> _Part:
@@ -414,7 +414,7 @@ class PartStacks(Stacks):
             return part
         for closed in self._parts.keys() - set(self._all_parts.opened):
             del self._parts[closed]
-            self._good_ns[closed] = 0
+            self._checked_until_ns[closed] = 0
         stacks = source.mapped_stacks()
         if stacks is not None:
             stacks = stacks.cut(self._cut)
@@ -430,5 +430,5 @@ class PartStacks(Stacks):
         self._alignments.add(alignment)
         self.alignment = alignment if len(self._alignments) == 1 else None
         self._parts[number] = source, stacks
-        self._held = list(self._parts.values())
+        self._live_parts = list(self._parts.values())
         return source, stacks
