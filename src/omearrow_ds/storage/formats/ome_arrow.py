@@ -62,7 +62,7 @@ from omearrow_ds.storage.image_extents import OtherLayoutError
 _IMAGES, _CHUNKS, _INDEX = OME_ARROW_TABLES
 _FILES = (*OME_ARROW_TABLES, OME_ARROW_MANIFEST, SIDECAR)
 _AXES = ("t", "c", "z", "y", "x")
-_PLACE = {name: pa.int32() for name in (*_AXES, *(f"shape_{axis}" for axis in _AXES))}
+_POSITION_FIELDS = {name: pa.int32() for name in (*_AXES, *(f"shape_{axis}" for axis in _AXES))}
 _IMAGE_FIELDS = {
     **dict.fromkeys(("image_id", "name", "image_type", "dtype"), pa.string()),
     **{f"size_{axis}": pa.int32() for axis in _AXES},
@@ -70,20 +70,20 @@ _IMAGE_FIELDS = {
     **{f"chunk_{axis}": pa.int32() for axis in _AXES},
     **dict.fromkeys(("compression", "channels_json"), pa.string()),
 }
-_IDS = {"image_id": pa.string(), "chunk_id": pa.int64()}
-_CHUNK_FIELDS = {**_IDS, **_PLACE, "dtype": pa.string(), "pixel_bytes": pa.large_binary()}
-_ROW = {"row_group_id": pa.int32(), "row_index_in_group": pa.int32(), "fragment_path": pa.string()}
-_INDEX_FIELDS = {**_IDS, **_ROW, **_PLACE}
+_ID_FIELDS = {"image_id": pa.string(), "chunk_id": pa.int64()}
+_CHUNK_FIELDS = {**_ID_FIELDS, **_POSITION_FIELDS, "dtype": pa.string(), "pixel_bytes": pa.large_binary()}
+_ROW_FIELDS = {"row_group_id": pa.int32(), "row_index_in_group": pa.int32(), "fragment_path": pa.string()}
+_INDEX_FIELDS = {**_ID_FIELDS, **_ROW_FIELDS, **_POSITION_FIELDS}
 # Ids of ome-arrow and of this package, and metadata.
 _LISTED = pa.struct([("image_id", pa.string()), ("id", pa.string()), *schema.METADATA])
 _LAYOUT = "typed-chunk-dataset"
 _KIND = {"type": schema.STRUCT_TAG, "version": schema.STRUCT_VERSION, "layout": _LAYOUT}
 _TAGS = {f"ome.arrow.{name}": value for name, value in _KIND.items()}
-_GROUP_ROWS, _GROUP_BYTES = 256, 2**24  # of chunks, as in our Parquet: see `docs/explanation/layouts.md`
+_GROUP_ROWS, _GROUP_BYTES = 256, 2**24  # Limits of a row group of chunks, from `docs/explanation/layouts.md`.
 _MOST_CHUNK_BYTES = 2**31 - 2**16  # Limit of a Parquet page, minus its levels.
 _FEW_CHUNKS = "As few chunks per image as Parquet pages allow"
-_BLOCK_BYTES = 2**24  # Images assembled from several chunks.
-_FEW_ROWS = 16  # In a row group; pyarrow takes 20 us for each of its columns.
+_BLOCK_BYTES = 2**24  # Decoded chunks, or images, that are in memory together while they are read.
+_FEW_ROWS = 16  # Chunks per row group below which `_read_scattered` is faster: pyarrow takes 20 us per column chunk.
 ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
@@ -100,10 +100,10 @@ def _choose_chunk(image: Image, tile: tuple[int, int] | None) -> tuple[str, tupl
 
 
 class _ChunkWriter:
-    """Writes the table of chunks one row group at a time, and lists the location of each chunk for the index."""
+    """Writer of the table of chunks, one row group at a time; ``locations`` are the rows of the index."""
 
     def __init__(self, writer: pq.ParquetWriter) -> None:
-        self.places: list[tuple[Any, ...]] = []
+        self.locations: list[tuple[Any, ...]] = []
         self._writer, self._pixels = writer, list[Array]()
         self._group, self._group_bytes = 0, 0
 
@@ -114,7 +114,7 @@ class _ChunkWriter:
             if self._pixels and self._group_bytes + chunk.nbytes > _GROUP_BYTES:
                 self.flush()
             position = (*start, *chunk.shape)
-            self.places.append((image_id, len(self.places), self._group, len(self._pixels), _CHUNKS, *position))
+            self.locations.append((image_id, len(self.locations), self._group, len(self._pixels), _CHUNKS, *position))
             self._pixels.append(chunk.copy() if image.fleeting else np.ascontiguousarray(chunk))
             self._group_bytes += chunk.nbytes
             if len(self._pixels) == _GROUP_ROWS:
@@ -124,11 +124,11 @@ class _ChunkWriter:
         """Write the pending chunks as a row group."""
         if not self._pixels:
             return
-        index = _table(_INDEX_FIELDS, self.places[-len(self._pixels) :])
+        index = _table(_INDEX_FIELDS, self.locations[-len(self._pixels) :])
         ends = np.cumsum([0, *(pixels.nbytes for pixels in self._pixels)])
         data = np.concatenate([pixels.reshape(-1).view(np.uint8) for pixels in self._pixels])
         dtypes = [pixels.dtype.name for pixels in self._pixels]
-        columns = [*index.select([*_IDS, *_PLACE]).columns, dtypes, binary(ends, data)]
+        columns = [*index.select([*_ID_FIELDS, *_POSITION_FIELDS]).columns, dtypes, binary(ends, data)]
         self._writer.write_table(pa.table(columns, schema=_schema(_CHUNK_FIELDS)), row_group_size=len(dtypes))
         self._pixels, self._group, self._group_bytes = [], self._group + 1, 0
 
@@ -151,25 +151,25 @@ def write_collection(
             while image_id in known:
                 image_id = f"{image.image_id}-{next(numbers)}"
             known.add(image_id)
-            name, chunk = _choose_chunk(image, chunk_shape)
-            first = first or (name, chunk)
+            layout, chunk = _choose_chunk(image, chunk_shape)
+            first = first or (layout, chunk)
             writer.add(image, image_id, chunk)
             metadata, pixels = image.metadata, image.pixels
-            sizes = pixels.dtype.name, *pixels.shape, name, *chunk
-            described = codec, json.dumps(metadata["channels"])
-            rows.append((image_id, metadata["name"] or image.image_id, metadata["image_type"], *sizes, *described))
+            described = image_id, metadata["name"] or image.image_id, metadata["image_type"]
+            stored = pixels.dtype.name, *pixels.shape, layout, *chunk, codec
+            rows.append((*described, *stored, json.dumps(metadata["channels"])))
             listed.append({"image_id": image_id, "id": image.image_id, **image.metadata})
             checksums.append(image.checksum)
         writer.flush()
     first = first or ("image", None)
     _write_table(_table(_IMAGE_FIELDS, rows), path / _IMAGES)
-    _write_table(_table(_INDEX_FIELDS, writer.places), path / _INDEX)
+    _write_table(_table(_INDEX_FIELDS, writer.locations), path / _INDEX)
     sidecar = table_of(schema.SIDECAR_COLUMN, pa.array(listed, _LISTED), columns, checksums)
     pq.write_table(sidecar.replace_schema_metadata({SIDECAR_FORMAT_KEY: b"ome_arrow"}), path / SIDECAR)
     manifest = {
         **_KIND,
         "image_count": len(rows),
-        "chunk_count": len(writer.places),
+        "chunk_count": len(writer.locations),
         "choice": {
             "layout": first[0],
             "chunk_shape": first[1],
@@ -207,8 +207,8 @@ class OMEArrowImages(Images):
             images = _read_table(guard, _IMAGES)
             _refuse_other_manifest(guard, len(images))
             self._stored_ids = images["image_id"]
-            image_ids, shapes, dtypes = _kinds_of_images(images, path / _IMAGES)
-            image_ids, self._records, columns = _rest_of_images(guard, images, image_ids)
+            image_ids, shapes, dtypes = _read_kinds(images, path / _IMAGES)
+            image_ids, self._records, columns = _read_records(guard, images, image_ids)
             self.header = Header(
                 format=fmt,
                 path=path,
@@ -247,7 +247,7 @@ class OMEArrowImages(Images):
         return self._chunks.read(rows) if len(rows) == 1 else read_distinct(self._chunks.read, rows)
 
     def _read_regions(self, rows: Sequence[int], regions: Sequence[Region | None]) -> list[Array]:
-        """Return regions, or whole images for None; each chunk is decoded once, a few at once unless mapped."""
+        """Return regions, or whole images for None; each chunk is decoded once, `_BLOCK_BYTES` of them at a time."""
         table, header, uses = self._chunks, self.header, dict[int, list[tuple[int, Window, Window]]]()
         arrays = []
         for number, (row, region) in enumerate(zip(rows, regions, strict=True)):
@@ -311,7 +311,8 @@ def _read_table(guard: FileGuard, name: str) -> pa.Table:
     return table
 
 
-def _kinds_of_images(images: pa.Table, path: Path) -> tuple[list[str], Array, list[np.dtype[Any]]]:
+def _read_kinds(images: pa.Table, path: Path) -> tuple[list[str], Array, list[np.dtype[Any]]]:
+    """Return ids, shapes and dtypes; raise `FormatError` if an id is not unique, or a value is invalid."""
     arrays = [images[name.replace("type", "dtype")].combine_chunks() for name in PIXELS_META]
     info = pa.table({"pixels_meta": pa.StructArray.from_arrays(arrays, PIXELS_META)})
     kinds = kinds_of(info, str(path))
@@ -324,10 +325,10 @@ def _kinds_of_images(images: pa.Table, path: Path) -> tuple[list[str], Array, li
     return image_ids, kinds.shapes, [dtype.newbyteorder("=") for dtype in kinds.dtypes]
 
 
-def _rest_of_images(
+def _read_records(
     guard: FileGuard, images: pa.Table, image_ids: list[str]
 ) -> tuple[list[str], pa.StructArray, ImageColumns]:
-    """Return ids, metadata and columns from the sidecar, or from ome-arrow's own table without one."""
+    """Return ids, metadata and columns from the sidecar if it exists, else from ome-arrow's own table."""
     sidecar = guard.path / SIDECAR
     if sidecar.exists():
         table = _read_table(guard, SIDECAR)
@@ -362,19 +363,19 @@ class ChunkTable:
         leaf = file.schema.column(self._leaf)
         self._levels = leaf.max_definition_level
         is_flat = not leaf.max_repetition_level and self._levels < 2
-        self._cut = is_flat and not is_encrypted(self._pages.get().file, file)
+        self._has_pages = is_flat and not is_encrypted(self._pages.get().file, file)
         counts = (file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))
         self.starts = list(itertools.accumulate(counts, initial=0))
-        names = [name for name in ("image_id", "dtype", *_PLACE) if name in paths]
-        if self._cut and self.starts[-1] < _FEW_ROWS * file.num_row_groups:
+        names = [name for name in ("image_id", "dtype", *_POSITION_FIELDS) if name in paths]
+        if self._has_pages and self.starts[-1] < _FEW_ROWS * file.num_row_groups:
             chunks = _read_scattered(file, self._pages.get().file, names)
         else:
             chunks = file.read(columns=names)
         if len(chunks) != self.starts[-1]:
             raise other_rows(self._path / _CHUNKS, len(chunks), self.starts[-1], "a column")
-        positions = np.stack([whole_numbers(chunks[name].combine_chunks()) for name in _PLACE], axis=1)
-        # Size, and owning image or -1, of each chunk.
+        positions = np.stack([whole_numbers(chunks[name].combine_chunks()) for name in _POSITION_FIELDS], axis=1)
         self.sizes = positions[:, 5:]
+        # Image of each chunk; -1 if the table of images does not list it.
         self.owners = pc.index_in(chunks["image_id"], value_set=image_ids).fill_null(-1).to_numpy()
         if "dtype" in chunks.column_names:
             self._refuse_other_dtypes(chunks["dtype"].to_pylist())
@@ -435,7 +436,7 @@ class ChunkTable:
         return self._pages.get().read(self, rows)
 
     def find_pages(self, file: ByteSource, number: int) -> Pages:
-        if not self._cut:
+        if not self._has_pages:
             raise OtherLayoutError
         stored = self._file.get().metadata.row_group(number).column(self._leaf)
         of_group = slice(self.starts[number], self.starts[number + 1])
@@ -475,10 +476,10 @@ class ChunkTable:
         layouts = "one per image" if self.is_one_each else f"of {len(self._header.shapes):,} images"
         row_groups = groups(self.starts, "row group").replace("image", "chunk")
         chunking = f"{self.starts[-1]:,} chunks, {layouts}, in {row_groups}"
-        if not self._cut or not {leaf.compression for leaf in leaves} <= {"UNCOMPRESSED", *CODECS}:
+        if not self._has_pages or not {leaf.compression for leaf in leaves} <= {"UNCOMPRESSED", *CODECS}:
             return Stored(None, compression, chunking, False, "by pyarrow, which decodes a row group per chunk")
-        alone = "a row group" if any(leaf.has_dictionary_page for leaf in leaves) else "a page"
-        reading = f"from the mapped file; {alone} is decompressed separately"
+        unit = "a row group" if any(leaf.has_dictionary_page for leaf in leaves) else "a page"
+        reading = f"from the mapped file; {unit} is decompressed separately"
         if compression == "none":
             reading = "in place: from the mapped file"
         return Stored(None, compression, chunking, compression == "none", reading)
@@ -491,7 +492,7 @@ open_collection = OMEArrowImages
 
 
 def _read_scattered(file: pq.ParquetFile, source: ByteSource, names: Sequence[str]) -> pa.Table:
-    """Return columns of many small row groups; of column chunks with equal bytes, pyarrow decodes one."""
+    """Return columns of many small row groups; pyarrow decodes column chunks with equal bytes only once."""
     row_groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
     counts, columns = np.array([group.num_rows for group in row_groups]), {}
     for name in names:

@@ -179,7 +179,7 @@ def test_row_groups_hold_many_chunks_and_pages_one_where_they_are_compressed(tmp
         assert (stored.compression, stored.in_place) == (compression, compression == "none")
         assert stored.chunking == "600 chunks, one per image, in 3 row groups of 88 to 256 chunks"
         check(source, images, [599, 0, 255, 256, 256])
-        assert source.images._chunks._cut
+        assert source.images._chunks._has_pages
 
 
 def test_large_images_are_cut_along_t_and_c_then_z(tmp_path, monkeypatch):
