@@ -69,12 +69,12 @@ class JoinedParts(Parts):
         return JoinedParts, (self._joined, *super().__reduce__()[1])
 
 
-def joined(path: Path, parts: Sequence[Part], opening: _Opening, paths: Paths | None = None) -> Concat:
+def open_joined(path: Path, parts: Sequence[Part], opening: _Opening, paths: Paths | None = None) -> Concat:
     """Open one or more collections in the folder ``path`` as one collection, which can be reopened from ``paths``."""
     # ``opening`` is a picklable function that opens a part. With ``look=True``, the part is only inspected. Raises
     # `FormatError` if parts have several formats; `ColumnError` if images are in columns of different names, or a
     # column has types without a common one.
-    known = _look_at_all(opening, parts)
+    known = _inspect_all(opening, parts)
     first = known[0]
     for part, info in zip(parts, known, strict=True):
         if info.format is not first.format:
@@ -104,7 +104,7 @@ def joined(path: Path, parts: Sequence[Part], opening: _Opening, paths: Paths | 
     return Concat(collection, path if paths is None else paths, first.image_column, tuple(others))
 
 
-def _look_at_all(opening: _Opening, parts: Sequence[Part]) -> list[Header]:
+def _inspect_all(opening: _Opening, parts: Sequence[Part]) -> list[Header]:
     """Return ids, shapes, dtypes and columns of several collections, opened in threads if that is faster."""
     # Parts with equal schemas are decoded together. A part with null images, or one that cannot be read, is opened:
     # that leaves nulls out, or raises its error.

@@ -17,7 +17,7 @@ from omearrow_ds.storage.formats import Format, _detect
 from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.formats._error_translation import MALFORMED, refuse, translate_errors
 from omearrow_ds.storage.formats._folder import natural_key
-from omearrow_ds.storage.joined_parts import Part, joined
+from omearrow_ds.storage.joined_parts import Part, open_joined
 from omearrow_ds.storage.manifest import MANIFEST, SUFFIX, is_published
 from omearrow_ds.storage.protocol import Paths
 from omearrow_ds.text import count
@@ -72,7 +72,7 @@ def open_several(paths: Paths, only: str | None, opening: Callable[..., Images])
     if not paths:
         raise ArgumentError("the list of paths is empty", remedy="pass at least one path")
     parts = _parts_at(map(Path, paths), only)
-    return joined(label_of(paths), parts, opening, [part.path for part in parts])
+    return open_joined(label_of(paths), parts, opening, [part.path for part in parts])
 
 
 def _parts_at(candidates: Iterable[Path], only: str | None) -> list[Part]:
@@ -175,7 +175,7 @@ def open_below(folder: Path, only: str | None, opening: Callable[..., Images]) -
         refuse(folder, f"{MANIFEST} does not exist, so the collection is incomplete", "write it again, or restore it")
     metadata = metadata_of(folder) if only is None else None
     if metadata is not None:
-        return joined(folder, parts_of_table(metadata), opening)
+        return open_joined(folder, parts_of_table(metadata), opening)
     files = [] if (folder / _detect.OME_ARROW_MANIFEST).exists() else files_below(folder, only)
     parts = [_part(path, folder, path.parent.relative_to(folder).parts) for path in files]
     if not parts:
@@ -188,12 +188,12 @@ def open_below(folder: Path, only: str | None, opening: Callable[..., Images]) -
 def _with_images(path: Path, parts: Sequence[Part], opening: Callable[..., Images]) -> Images:
     """Open the parts with images; tables without images, such as features, may be stored alongside them."""
     try:
-        return joined(path, parts, opening)
+        return open_joined(path, parts, opening)
     except ColumnError:
         of_images = [part for part in parts if not _detect.is_plain(part.path)]
         if len(of_images) in (0, len(parts)):
             raise
-    return joined(path, of_images, opening)
+    return open_joined(path, of_images, opening)
 
 
 def metadata_of(path: Path) -> Path | None:

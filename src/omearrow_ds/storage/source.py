@@ -28,7 +28,7 @@ from omearrow_ds.storage.formats._detect import found_at, missing, refuse_open_t
 from omearrow_ds.storage.formats._error_translation import refuse_odd_name, translate_errors
 from omearrow_ds.storage.formats._urls import Url, url_of
 from omearrow_ds.storage.jobs import Material, SourceImages, make_parts
-from omearrow_ds.storage.joined_parts import MixedColumnError, Part, joined
+from omearrow_ds.storage.joined_parts import MixedColumnError, Part, open_joined
 from omearrow_ds.storage.keys import with_columns
 from omearrow_ds.storage.manifest import is_published
 from omearrow_ds.storage.part_cache import PartCache
@@ -49,9 +49,9 @@ from omearrow_ds.text import count
 
 Array = np.ndarray[Any, Any]
 Encoding = Literal["bytes", "list"]
-_OF_URLS = ("storage", "part_cache", "part_cache_bytes")
-_PATHS = ("root", "columns", "part_cache")
-_OF_FILES = ("pattern", "channels", "incomplete", "root")
+_URL_OPTIONS = ("storage", "part_cache", "part_cache_bytes")
+_PATH_OPTIONS = ("root", "columns", "part_cache")
+_LISTING_OPTIONS = ("pattern", "channels", "incomplete", "root")
 
 
 def open_images(
@@ -212,7 +212,7 @@ def open_source(
     if verify:
         source = VerifiedSource(source)
     reopening: dict[str, Any] = {**opening, "column_types": types or None}
-    for name in _PATHS:
+    for name in _PATH_OPTIONS:
         if isinstance(reopening.get(name), str | os.PathLike):
             reopening[name] = _absolute(reopening[name])
     reopening |= {"are_labels": are_labels, "skip_errors": skip_errors}
@@ -226,17 +226,17 @@ def _open_paths(path: Paths, format_name: str | None, options: Mapping[str, Any]
     """Open one or several paths; a column that is text in one text table is read as text in all of them."""
     if isinstance(path, str | os.PathLike) and not glob.has_magic(str(path)):
         return _open_one(path, format_name, **options)
-    opening = partial(_open_one, format_name=format_name, **options)
-    glob_text, several = path if isinstance(path, str | os.PathLike) else None, is_several(path)
+    open_one = partial(_open_one, format_name=format_name, **options)
+    glob_text, has_several = path if isinstance(path, str | os.PathLike) else None, is_several(path)
     is_local = glob_text is not None and url_of(glob_text) is None
-    urls = urls_of(path, _bucket_reader(options)) if several and not is_local else None
+    urls = urls_of(path, _bucket_reader(options)) if has_several and not is_local else None
     try:
         if urls is not None:
             label = Url(os.path.commonpath([url.parent for url in urls])) / f"({count(len(urls), 'URL')})"
             parts = [Part(url, str(url).removeprefix(f"{label.parent}/"), {}) for url in urls]
-            return joined(label, parts, opening, glob_text or urls)
-        if several and (is_local or glob_text is None):
-            return open_several(path, format_name, opening)
+            return open_joined(label, parts, open_one, glob_text or urls)
+        if has_several and (is_local or glob_text is None):
+            return open_several(path, format_name, open_one)
     except MixedColumnError as error:
         types: ColumnTypes = options["column_types"]
         if error.column in types or error.column not in types.names:
@@ -264,26 +264,26 @@ def _open_one(
     column_types: ColumnTypes,
     look: bool = False,
     skip_errors: bool = False,
-    **given: Any,
+    **options: Any,
 ) -> Images:
-    """Open the collection at one path; ``look`` and ``skip_errors`` are as in `_open_stored`."""
-    of_files, of_urls = dict[str, Any](), dict[str, Any]()
-    if given:
-        of_files = {name: given.pop(name) for name in _OF_FILES if name in given}
-        of_urls = {name: given.pop(name) for name in _OF_URLS if name in given}
+    """Open the collection at one path; see `_open_stored` for ``look``, and `open_source` for ``skip_errors``."""
+    listing_options, url_options = dict[str, Any](), dict[str, Any]()
+    if options:
+        listing_options = {name: options.pop(name) for name in _LISTING_OPTIONS if name in options}
+        url_options = {name: options.pop(name) for name in _URL_OPTIONS if name in options}
     location = _locate(path)
     is_url, only_urls = isinstance(location, Url), f"applies only to URLs, not to {location}"
-    if of_urls and not is_url:
-        refuse_options({name: value for name, value in of_urls.items() if name != "storage"}, only_urls)
-        _bucket_reader(of_urls)  # Raises an error if the storage has another type.
+    if url_options and not is_url:
+        refuse_options({name: value for name, value in url_options.items() if name != "storage"}, only_urls)
+        _bucket_reader(url_options)  # Raises an error if the storage has another type.
     refuse_odd_name(location)
-    open_listing = partial(_open_fields, location, of_urls=of_urls, types=column_types, skip_errors=skip_errors)
+    open_listing = partial(_open_fields, location, url_options=url_options, types=column_types, skip_errors=skip_errors)
     fields_source = None
     with translate_errors(location, "a collection of images", (OSError,)):
         if not is_url and not location.exists():
             raise missing(path)
-        if of_files or location.name.lower().endswith(CSV_SUFFIXES):
-            fields_source = open_listing(of_files)
+        if listing_options or location.name.lower().endswith(CSV_SUFFIXES):
+            fields_source = open_listing(listing_options)
         is_folder = fields_source is None and not is_url and location.is_dir()
         is_complete = is_parts(location) if is_url else is_folder and is_published(location)
         if is_folder and not is_complete and is_unfinished(location):
@@ -291,23 +291,23 @@ def _open_one(
     if fields_source is None:
         open_stored = partial(_open_stored, look=look)
         if is_url:
-            open_stored = partial(open_stored_url, reach=_bucket_reader(of_urls))
+            open_stored = partial(open_stored_url, reach=_bucket_reader(url_options))
         try:
             source = (
-                _open_published(location, format_name, of_urls, **given)
+                _open_published(location, format_name, url_options, **options)
                 if is_complete
-                else open_stored(location, format_name, skip_errors=skip_errors, **given)
+                else open_stored(location, format_name, skip_errors=skip_errors, **options)
             )
         except ColumnError as error:
-            has_images = isinstance(error, ImageColumnError) or "image_column" in given
+            has_images = isinstance(error, ImageColumnError) or "image_column" in options
             fields_source = None if has_images or is_complete else open_listing({})
             if fields_source is None:
                 raise
         else:
-            if of_urls and not is_url:  # A table may list files at URLs.
-                refuse_options(of_urls, only_urls)
+            if url_options and not is_url:  # A table may list files at URLs.
+                refuse_options(url_options, only_urls)
             return source
-    unused = {name: given[name] for name in ("engine", "image_column", "level", "table") if given.get(name)}
+    unused = {name: options[name] for name in ("engine", "image_column", "level", "table") if options.get(name)}
     unused |= {"format": format_name} if format_name not in (None, fields_source.header.format.name) else {}
     refuse_options(unused, f"images of {location} are joined from TIFF files")
     return fields_source
@@ -329,10 +329,10 @@ def _bucket_reader(options: Mapping[str, Any]) -> BucketReader:
 
 
 def _open_fields(
-    path: Path, options: Mapping[str, Any], *, of_urls: Mapping[str, Any], types: ColumnTypes, skip_errors: bool
+    path: Path, options: Mapping[str, Any], *, url_options: Mapping[str, Any], types: ColumnTypes, skip_errors: bool
 ) -> fields.FieldSource | None:
     """Open images of several files each, by a pattern or a table that lists them; None without either."""
-    reach = _bucket_reader(of_urls)
+    reach = _bucket_reader(url_options)
     open_listing = partial(listed.open_fields, path, options, reach, types, skip_errors=skip_errors)
     is_stored_at_url = isinstance(path, Url) and not is_parts(path)
     if is_stored_at_url:
@@ -358,26 +358,27 @@ def _open_fields(
 
 
 def _open_published(
-    location: Path, format_name: str | None, of_urls: Mapping[str, Any], *, engine: str | None = None, **given: Any
+    location: Path, format_name: str | None, url_options: Mapping[str, Any], *, engine: str | None = None, **other: Any
 ) -> Images:
     """Open a folder of parts written by this package, which have no null images, locally or on a server."""
-    given.pop("nulls", None)
-    refuse_options(given, f"the parts of {location} have only one image column")
-    opening = partial(_open_part, engine=engine)
+    other.pop("nulls", None)
+    refuse_options(other, f"the parts of {location} have only one image column")
+    open_part = partial(_open_part, engine=engine)
     if isinstance(location, Url):
-        storage, choice = _bucket_reader(of_urls).storage, (of_urls.get("part_cache"), of_urls.get("part_cache_bytes"))
+        storage = _bucket_reader(url_options).storage
+        choice = url_options.get("part_cache"), url_options.get("part_cache_bytes")
         # If a cache is chosen, parts are fetched as a whole. Otherwise, a reader without copies reads their ranges.
         open_ranged = partial(open_stored_url, reach=BucketReader(storage), engine=engine)
         ranged = open_ranged if choice == (None, None) else None
         try:
-            parts: PublishedParts = RemoteParts(location, opening, storage, PartCache.choose(*choice), ranged)
+            parts: PublishedParts = RemoteParts(location, open_part, storage, PartCache.choose(*choice), ranged)
         except MissingPathError:
             target = None if location.is_web else parts_target(location, storage)
             if target is None or not target.store.is_begun:
                 raise
             target.refuse_unfinished()
     else:
-        parts = open_published(location, opening)
+        parts = open_published(location, open_part)
     if format_name not in (None, parts.format.name):
         refuse_options({"format": format_name}, f"the parts of {location} are {parts.format.label}")
     return parts.images()

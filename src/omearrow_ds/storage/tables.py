@@ -20,7 +20,7 @@ from omearrow_ds.storage.formats import Format
 from omearrow_ds.storage.formats._base import Array, Header, Images, ImagesWrapper
 from omearrow_ds.storage.formats._columns import ImageColumns
 from omearrow_ds.storage.formats._error_translation import refuse
-from omearrow_ds.storage.formats._stored import Stored, joined
+from omearrow_ds.storage.formats._stored import Stored, join_names
 from omearrow_ds.storage.formats._table import TableImages
 
 
@@ -139,8 +139,8 @@ def _joined_storage(storages: Sequence[Callable[[], Stored]]) -> Stored:
     reading = "; ".join(dict.fromkeys(column.reading for column in stored))
     return replace(
         stored[0],
-        encoding=joined(str(column.encoding) for column in stored),
-        compression=joined(column.compression for column in stored),
+        encoding=join_names(str(column.encoding) for column in stored),
+        compression=join_names(column.compression for column in stored),
         in_place=all(column.in_place for column in stored),
         reading=f"{reading}; {len(stored)} columns joined along C",
     )

@@ -36,7 +36,7 @@ from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._file_set import FileSet, ObjectFileSet
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._regions import rows_to_positions, slices_of
-from omearrow_ds.storage.formats._stored import Stored, joined
+from omearrow_ds.storage.formats._stored import Stored, join_names
 from omearrow_ds.storage.formats._urls import ObjectReader, Url, url_of
 from omearrow_ds.text import count
 
@@ -346,10 +346,10 @@ def describe_files(folder: Folder, codecs: Sequence[str], layouts: Sequence[str]
     )
     if folder.is_remote:
         reading = "whole files, or for regions the byte ranges that they overlap"
-    chunking = f"one file per image, {joined(layouts)}"
+    chunking = f"one file per image, {join_names(layouts)}"
     in_place = num_placed == total and not folder.is_remote
     num_opened = len(codecs) if len(codecs) < total else None
-    return Stored(None, joined(codecs), chunking, in_place, reading, num_opened)
+    return Stored(None, join_names(codecs), chunking, in_place, reading, num_opened)
 
 
 class FolderImages(Images):

@@ -75,7 +75,7 @@ def images_in(numbers: Sequence[int]) -> str:
     return count(low, "image") if low == high else f"{low:,} to {high:,} images"
 
 
-def joined(names: Iterable[str]) -> str:
+def join_names(names: Iterable[str]) -> str:
     """Return the distinct names as text, most frequent first; ``unknown`` without names."""
     return ", ".join(name for name, _ in Counter(names).most_common()) or "unknown"
 

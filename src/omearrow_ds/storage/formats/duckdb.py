@@ -35,7 +35,7 @@ from omearrow_ds.storage.formats._error_translation import first_line
 from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import ImageColumn, image_columns
-from omearrow_ds.storage.formats._stored import Stored, groups, joined
+from omearrow_ds.storage.formats._stored import Stored, groups, join_names
 from omearrow_ds.storage.formats._table import StoredTable, TableImages, TableOptions, as_arrays, as_reader
 
 _TABLE = "images"
@@ -178,7 +178,7 @@ def write_collection(tables: Iterable[pa.Table], table_schema: pa.Schema, path: 
             raise duckdb.Error(f"{rows} of {num_rows} rows were written")
 
 
-def _attach(connection: duckdb.DuckDBPyConnection, path: Path, options: str = "") -> None:
+def _attach(connection: duckdb.DuckDBPyConnection, path: Path, options: str) -> None:
     """Attach a database file. Opening it directly would return the one that this process has open at its path."""
     connection.execute(f"ATTACH {literal(str(path))} AS {_DATABASE} {options}")
 
@@ -324,7 +324,7 @@ class DuckDBTable(StoredTable):
             connection = self._connection.get().cursor()
             codecs = [codec for (codec,) in connection.execute(pixels, name).fetchall()]
             sizes = connection.execute(f"{rows} GROUP BY row_group_id ORDER BY row_group_id", name).fetchall()
-        compression = joined("none" if codec == "uncompressed" else codec for codec in codecs)
+        compression = join_names("none" if codec == "uncompressed" else codec for codec in codecs)
         chunking = groups(np.cumsum([0, *(size for (size,) in sizes)]).tolist(), "row group")
         reading = (
             "by DuckDB, each image separately, through an index"

@@ -46,7 +46,7 @@ from omearrow_ds.storage.formats._lance_pages import (
     take_rows,
     whole_files,
 )
-from omearrow_ds.storage.formats._stored import Stored, groups, joined
+from omearrow_ds.storage.formats._stored import Stored, groups, join_names
 from omearrow_ds.storage.formats._table import StoredTable, TableImages, TableOptions, as_arrays, as_reader, unnest
 from omearrow_ds.storage.formats._urls import Found, ObjectReader, as_parsed
 from omearrow_ds.storage.image_extents import OtherLayoutError
@@ -243,7 +243,7 @@ class LanceTable(StoredTable):
     def _compression(self, starts: Sequence[int]) -> str:
         if self.engine == "pages":
             locations = (file.locations for file in self._files)
-            return joined("none" if pages is None or pages.stops is None else "zstd" for pages in locations)
+            return join_names("none" if pages is None or pages.stops is None else "zstd" for pages in locations)
         sizes = pixel_bytes(self._dataset.get(), self.path, self.header.column, self._version.client)
         decoded_bytes = sum(self.header.image_bytes[starts[number] : starts[number + 1]].sum() for number in sizes)
         return "compressed" if sum(sizes.values()) < decoded_bytes else "none"

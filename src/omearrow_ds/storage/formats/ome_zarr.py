@@ -45,7 +45,7 @@ from omearrow_ds.storage.formats._folder import (
     write_members,
 )
 from omearrow_ds.storage.formats._regions import slices_of
-from omearrow_ds.storage.formats._stored import Stored, joined, spread
+from omearrow_ds.storage.formats._stored import Stored, join_names, spread
 from omearrow_ds.storage.formats._zarr_chunks import CHUNK_SHAPE, Reader, ZarrObjects, array_writer, chunk_files
 
 _SUFFIX = ".ome.zarr"
@@ -178,9 +178,9 @@ class ZarrReader(FileReader):
             versions.append(str(array.metadata.zarr_format))
             direct += self._arrays.find_image(str(path)) is not None
         reading = "chunk files read and decoded one by one" if direct == len(looked_at) else "by zarr"
-        chunking = f"one folder per image, chunks of {joined(layouts)}, Zarr {joined(versions)}"
+        chunking = f"one folder per image, chunks of {join_names(layouts)}, Zarr {join_names(versions)}"
         known = len(looked_at) if len(looked_at) < len(folder.members) else None
-        return Stored(None, joined(codecs), chunking, in_place=False, reading=reading, looked_at=known)
+        return Stored(None, join_names(codecs), chunking, in_place=False, reading=reading, looked_at=known)
 
     def locate(self, row: int) -> ChunkFiles | None:
         """Return the chunks of an image; metadata is read each time, as another tool may have overwritten the array."""

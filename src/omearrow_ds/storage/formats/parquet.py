@@ -32,7 +32,7 @@ from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import PIXELS_META, ImageColumn, holds_pixels
 from omearrow_ds.storage.formats._parquet_pages import ColumnChunk, PageReader, Pages, find_pages, plain_layout
-from omearrow_ds.storage.formats._stored import Stored, groups, images_in, joined
+from omearrow_ds.storage.formats._stored import Stored, groups, images_in, join_names
 from omearrow_ds.storage.formats._table import StoredTable, TableImages, TableOptions, as_arrays, open_bytes, unnest
 from omearrow_ds.storage.image_extents import stack_images
 
@@ -332,7 +332,7 @@ def column_chunks(source: ByteSource, file: pq.ParquetFile, leaves: Sequence[int
 
 
 def describe_codecs(chunks: Iterable[pq.ColumnChunkMetaData]) -> str:
-    return joined(chunk.compression.lower().replace("uncompressed", "none") for chunk in chunks)
+    return join_names(chunk.compression.lower().replace("uncompressed", "none") for chunk in chunks)
 
 
 def _ranges_of(metadata: pq.FileMetaData, names: Sequence[str]) -> list[ByteRange]:

@@ -30,7 +30,7 @@ from omearrow_ds.storage.formats._base import Array, Block, group_by_part, split
 from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
 from omearrow_ds.storage.formats._image_columns import PIXELS_META, ImageColumn
-from omearrow_ds.storage.formats._stored import Stored, groups, joined
+from omearrow_ds.storage.formats._stored import Stored, groups, join_names
 from omearrow_ds.storage.formats._stream import Stream
 from omearrow_ds.storage.formats._table import (
     CopiedFile,
@@ -179,7 +179,7 @@ class VortexTable(StoredTable):
         rows = self._rows(self.header.column.pixel_field)
         decoded = [self.header.image_bytes[start:stop].sum() for start, stop in pairwise(rows.starts)]
         packed = (part.nbytes < size_bytes for part, size_bytes in zip(rows.parts, decoded, strict=True))
-        compression = joined("compressed" if is_packed else "none" for is_packed in packed)
+        compression = join_names("compressed" if is_packed else "none" for is_packed in packed)
         plain = bool(self._mapped_images())
         if plain:
             reading = "in place: from the mapped file"
