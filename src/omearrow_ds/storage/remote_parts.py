@@ -51,7 +51,7 @@ from omearrow_ds.storage.remote import ObjectStore, Storage
 from omearrow_ds.storage.urls import FetchCancelledError, Prefetcher
 from omearrow_ds.storage.verified import VerifiedSource
 
-AHEAD = 4  # Parts that are prefetched concurrently.
+MAX_AHEAD = 4  # Parts that are prefetched concurrently.
 _MAX_LARGE = 2  # Parts that are prefetched concurrently if each is fetched in ranges.
 _MIN_PARTS = 2  # Parts that a cache must have space for: one that is read, one that is fetched.
 _WINDOW, _MIXED_WINDOW = 14, 4  # Parts in a shuffle window; the second if images were shuffled when parts were made.
@@ -133,12 +133,12 @@ class RemoteParts(PublishedParts):
     """Parts of a published collection on a server; opening it reads two objects, for any number of parts.
 
     Whole parts are fetched into ``cache``, and pinned there while they are open. ``open_ranged`` opens a part by its
-    URL to read a few images, if the format supports range requests, until more are expected, or a part needs to be
-    fetched whole; None if parts are always fetched whole.
+    URL, so that single images are read by range requests if the format supports them. This ends when all images are
+    expected, or when a part must be fetched whole. Without ``open_ranged``, parts are always fetched whole.
     """
 
     def __init__(
-        self, path: Url, open_part: Open, storage: Storage, cache: PartCache, open_ranged: Open | None = None
+        self, path: Url, open_part: Open, storage: Storage, cache: PartCache, open_ranged: Open | None
     ) -> None:
         self._remote, self._cache = ObjectStore(path, storage), cache
         data = bytes(self._remote.read(MANIFEST))
@@ -183,7 +183,7 @@ class RemoteParts(PublishedParts):
         return pinned.path
 
     def _reserve(self, min_parts: int = _MIN_PARTS) -> int:
-        """Begin to fetch whole parts, and return the limit of open parts; ``min_parts`` must fit the cache."""
+        """Set how many parts are prefetched, and return the limit of open parts; ``min_parts`` must fit the cache."""
         largest_bytes = max(self._sizes_bytes, default=0) or 1
         index_bytes, limit_bytes = self.find_index().stat().st_size, self._cache.limit_bytes
         slots = (limit_bytes - index_bytes) // largest_bytes
@@ -193,7 +193,7 @@ class RemoteParts(PublishedParts):
             problem = f"{needed} for its index and {min_parts} parts (the largest has {largest_bytes:,} bytes)"
             remedy = "raise the limit, or pass a part_cache on a larger disk"
             raise ArgumentError(problem, option="part_cache_bytes", value=limit_bytes, remedy=remedy)
-        self._max_ahead = min(AHEAD, slots // 2)
+        self._max_ahead = min(MAX_AHEAD, slots // 2)
         return min(OPEN_PARTS, slots - self._max_ahead)
 
     def _fetch_whole(self) -> None:
@@ -204,7 +204,7 @@ class RemoteParts(PublishedParts):
 
     def expect(self, parts: Sequence[int], at_once: int = 1) -> None:
         self._fetch_whole()
-        max_ahead = AHEAD if at_once > 1 else 1
+        max_ahead = MAX_AHEAD if at_once > 1 else 1
         self._reserve(min(at_once + max_ahead + (at_once > 1), len(self.manifest.parts)))
         # Queued functions refer neither to this object nor to their queue, so that both are freed without a collection.
         remote, cache, progress, prefetcher = self._remote, self._cache, self._progress, self._prefetcher.get()

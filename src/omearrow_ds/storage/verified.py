@@ -67,7 +67,7 @@ class VerifiedSource(ImagesWrapper):
                 path, remedy = subject or self.header.path, "restore it from a copy"
                 raise ChecksumError(problem, path=path, image=index, remedy=remedy)
 
-    def check_all(self, images: ImageBuffer, subject: str = "", done: Done | None = None) -> None:
+    def check_all(self, images: ImageBuffer, subject: str, done: Done | None) -> None:
         """Raise `ChecksumError` if any ``images[index]`` does not match the checksum of image ``index``."""
         step = images_per_cache_block(self.header.shapes, self.header.dtypes)
         for first in range(0, len(self), step):

@@ -299,7 +299,7 @@ def test_a_share_without_samples_has_no_parts(url, tmp_path):
 
 
 def test_parts_that_are_drawn_together_are_fetched_together(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(remote_parts, "AHEAD", 1)
+    monkeypatch.setattr(remote_parts, "MAX_AHEAD", 1)
     images = list(np.arange(16 * 240, dtype=np.uint16).reshape(16, 1, 2, 1, 12, 10))
     publish(server.folder / "a.parts", images, [1] * 16)
     loader = _loaded(f"{server.url}/a.parts", tmp_path, shuffle=False, batch_size=16)

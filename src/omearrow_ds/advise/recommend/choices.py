@@ -16,7 +16,7 @@ from omearrow_ds.options import refuse_value
 from omearrow_ds.storage.formats import CHUNK_COMPRESSIONS, Format, default_part_bytes, formats, get_format
 from omearrow_ds.storage.formats._urls import Url
 from omearrow_ds.storage.protocol import OpenOptions
-from omearrow_ds.storage.remote_parts import AHEAD
+from omearrow_ds.storage.remote_parts import MAX_AHEAD
 from omearrow_ds.storage.source import Encoding
 from omearrow_ds.text import RATES, TIMES, as_flags, as_keywords, as_rate, as_seconds, count, duration, size, table
 
@@ -280,7 +280,7 @@ class RemoteCost(NamedTuple):
     def over(cls, link: NetworkLink, row: PlanCost, task: ReadBudget) -> RemoteCost:
         """Return the times of a plan whose parts are fetched over ``link`` by several concurrent requests."""
         parts = math.ceil(task.decoded_bytes / default_part_bytes(row.plan.layout.format))
-        link_s = row.size_bytes / link.bytes_s + link.latency_s * (_OPENING + math.ceil(parts / AHEAD))
+        link_s = row.size_bytes / link.bytes_s + link.latency_s * (_OPENING + math.ceil(parts / MAX_AHEAD))
         decode_s, after_s = (row.open_s, row.epoch_s) if row.plan.preload else (row.epoch_s, 0.0)
         first_s = max(link_s, decode_s) + after_s
         total_s = first_s + (task.epochs - 1) * row.epoch_s

@@ -240,7 +240,7 @@ def row_groups(header: Header) -> Iterable[slice]:
     return header.find_groups() or split_by_bytes(image_bytes(header.shapes, header.dtypes), BLOCK_BYTES)
 
 
-def decode_into(images: Images, out: ImageBuffer, done: Done | None = None) -> None:
+def decode_into(images: Images, out: ImageBuffer, done: Done | None) -> None:
     """Decode each image once into ``out[index]``, which is an array of the image's shape and dtype.
 
     ``done(first, stop)`` is called when images ``first`` to ``stop - 1`` are decoded and still in the CPU cache.

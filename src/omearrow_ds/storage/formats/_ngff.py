@@ -64,7 +64,7 @@ def multiscales_of(group_attributes: Mapping[str, Any]) -> dict[str, Any] | None
     return multiscales[0] if multiscales else None
 
 
-def level_path(multiscale: Mapping[str, Any], subject: str, level: int = 0, read: Read | None = None) -> str:
+def level_path(multiscale: Mapping[str, Any], subject: str, level: int, read: Read | None = None) -> str:
     """Return the path of a level of a multiscale image; raise an error if the first level is not the finest."""
     # See `parse` for ``read``. Raises `ArgumentError` if the level does not exist.
     levels = multiscale["datasets"]
