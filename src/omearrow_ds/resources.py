@@ -157,7 +157,7 @@ def _quotas() -> list[float]:
 
 @functools.lru_cache
 def _control_groups(own: bytes, controller: str, root: Path) -> dict[Path, int]:
-    """Return the control groups in ``/proc/self/cgroup`` for a controller, from folders to versions, root last."""
+    """Return the folder and version of each control group of a controller in ``/proc/self/cgroup``, the root last."""
     groups: dict[Path, int] = {}
     for line in own.decode(errors="replace").splitlines():
         _, controllers, path = line.split(":", 2)

@@ -92,7 +92,7 @@ def naming(**flags: str) -> Iterator[None]:
 def _text_of(error: BaseException, flags: Mapping[str, str] | None = None) -> str:
     """Return the message of an error with command-line flags instead of arguments."""
     message = str(error)
-    if "Traceback" in message:  # From a worker process; the last line with the error counts.
+    if "Traceback" in message:  # From a worker process; only the last line states the error.
         lines = [line.strip() for line in message.splitlines() if line.strip()]
         kind = type(error).__name__
         known = [line for line in lines if line.partition(": ")[0].rpartition(".")[2] == kind]

@@ -92,7 +92,7 @@ class PublishedParts(Parts):
         return Concat(self, image_column=(schema.COLUMN,) if self.format.kind == "table" else ())
 
     def _read_index(self) -> Index:
-        """Return the image index with the schema of columns, which are read lazily, as checksums, for their size."""
+        """Return the image index; columns and checksums, which are large, are read on request."""
         with self._open_index() as (index, file):
             if index.schema_arrow.field(schema.SIDECAR_COLUMN).type != _STRUCT:
                 refuse(file, f"column {schema.SIDECAR_COLUMN!r} has an unexpected type", "restore the file")
@@ -109,7 +109,7 @@ class PublishedParts(Parts):
 
     @contextmanager
     def _open_index(self) -> Iterator[tuple[pq.ParquetFile, Path]]:
-        """Yield the open index and its path after comparing its hash with the manifest, until the file changes."""
+        """Yield the open index and its path; the hash of a file is compared with the manifest at its first use."""
         self.guard.refuse_changed()
         file = self.find_index()
         if not file.exists():

@@ -111,7 +111,8 @@ def stage_functions() -> Iterator[tuple[str, Any, str, str]]:
 class Recorder(ExitStack):
     """Clock that times functions in the thread that calls `start`, until the recorder is closed.
 
-    ``counts`` has seconds, calls, and calls of other stages per stage. Other time counts for the stage ``base``.
+    ``counts`` has three numbers per stage: seconds, calls, and calls of other stages. Time outside of timed functions
+    counts for the stage ``base``.
     ``finish`` is called before a stage on a device ends, to wait for pending work.
     """
 
@@ -290,8 +291,8 @@ def break_down(run: Run, cost: tuple[float, float], program: Array, workers: Arr
 
     ``program`` and ``workers`` are the counts of the main process (S, 3) and of the workers (W, S, 3), and ``cost`` is
     that of the clocks per call. The wait for workers is attributed to the stages in proportion to the seconds of the
-    workers. A ceiling is the current time divided by the time without the stage: the longer of the own work of the main
-    process and the parallel work of the workers.
+    workers. The ceiling of a stage is the current time divided by the time without that stage. With workers, that time
+    is the longer of two: the main process's own work, and the workers' parallel work.
     """
     counted_s, clocks_s = without_clocks(program, cost)
     program_s, wait_s = counted_s[:-1], float(counted_s[-1])

@@ -74,7 +74,10 @@ class Trial:
 
 
 def break_even_epochs(setup_s: float, epoch_s: float, gain: float, least_gain: float) -> int | None:
-    """Return the number of epochs of ``epoch_s`` that pay the setup; None if it was not faster in every round."""
+    """Return the number of epochs after which the setup has paid off; None if epochs are not clearly faster.
+
+    ``epoch_s`` is the time of an epoch without the setup, and ``gain`` the speedup with it.
+    """
     if gain < LEAST_TIE or least_gain <= 1.0:
         return None
     return max(1, -int(-setup_s // (epoch_s * (1 - 1 / gain))))

@@ -213,7 +213,7 @@ def take_sample(
     tile: int | None = None,
     crop_size: tuple[int, int] | None = None,
 ) -> Sample:
-    """Read images spread over the whole collection until a limit is reached, or single-channel tiles of them."""
+    """Read images or single-channel tiles, spread over the whole collection, until a limit is reached."""
     source = origin.source
     path, shapes, least = source.header.path, source.header.shapes, None
     if len(source) == 0:

@@ -118,8 +118,8 @@ class Subject(NamedTuple):
 class LayoutTrial:
     """Measurement of the existing collection, or of one layout of the sample, which is written to ``folder``.
 
-    An epoch, one-time work and sizes, and images on demand of the whole collection are ``factor``, ``once`` and
-    ``growth`` times the measured values; the last, because some readers decode several rows to return one.
+    Measured values are scaled to the whole collection: an epoch by ``factor``, one-time work and sizes by ``once``, and
+    images on demand by ``growth``, because some readers decode several rows to return one.
     """
 
     def __init__(self, subject: Subject, layout: StorageLayout, folder: Path) -> None:

@@ -586,7 +586,7 @@ def _open_root(folder: Folder) -> OpenFolder:
 
 
 def _listed_members(listing: pa.StructArray, sidecar: str) -> tuple[list[Member], Array]:
-    """Return the members and their shapes by column, because a dict per row would dominate the time of opening."""
+    """Return the members and their shapes; columns are converted as a whole, since a dict per row takes far longer."""
     columns = {field.name: pc.struct_field(listing, field.name).cast(field.type) for field in _MEMBER}
     for name in _ALWAYS_LISTED:
         if columns[name].null_count:

@@ -295,7 +295,7 @@ def array_writer(compression: str, chunk_shape: tuple[int, int]) -> Callable[[Pa
     """Return a function that writes a new array (T, C, Z, Y, X) at a path, and caches the metadata of arrays."""
     describe = cache(partial(_describe, compression, chunk_shape))
     encode: Any = np.ndarray.tobytes
-    if compression != "none":  # Blosc gets an array, which its type stubs do not know, for the size of a pixel.
+    if compression != "none":  # Blosc takes the size of a pixel from an array, which its type stubs do not know.
         settings: dict[str, Any] = {"shuffle": _SHUFFLE, "blocksize": _BLOCK_BYTES, "numthreads": 1}
         encode = partial(imagecodecs.blosc_encode, level=_LEVELS[compression], compressor=compression, **settings)
 
