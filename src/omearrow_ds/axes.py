@@ -21,8 +21,8 @@ def to_tczyx(image: Array, axes: str | None, subject: str) -> Array:
     """Return ``image`` with axes ``axes`` as a view or copy (T, C, Z, Y, X); ``subject`` names it in errors."""
     axes = {2: "YX", 5: AXES}.get(image.ndim) if axes is None else axes
     if axes is None:
-        problem = f"{subject}: the axes of a {image.ndim}-D image are unknown"
-        raise ImageError(f"{problem}; pass axes=, e.g. axes='CYX'")
+        remedy = "pass axes=, e.g. axes='CYX'" if image.ndim > 2 else "pass a list of images, e.g. [image]"
+        raise ImageError(f"{subject}: the axes of a {image.ndim}-D image are unknown; {remedy}")
     check_axes(axes)
     if image.ndim != len(axes):
         problem = f"{subject}: shape {image.shape} has {image.ndim} axes but axes={axes!r} has {len(axes)}"

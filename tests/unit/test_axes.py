@@ -33,9 +33,18 @@ def test_two_and_five_axes_need_no_names():
     assert same(to_tczyx(image_of((2, 1, 2, 3, 4)), None, ""), image_of((2, 1, 2, 3, 4)))
 
 
-@pytest.mark.parametrize("shape", [(), (4,), (2, 3, 4), (2, 3, 4, 5), (1,) * 6])
-def test_other_ranks_need_axes(shape):
-    with raises(ImageError, option="axes", mentions="image 7"):
+@pytest.mark.parametrize(
+    ("shape", "word"),
+    [
+        ((), "list"),
+        ((4,), "list"),
+        ((2, 3, 4), "CYX"),
+        ((2, 3, 4, 5), "CYX"),
+        ((1,) * 6, "CYX"),
+    ],
+)
+def test_to_tczyx_refuses_other_ranks_without_axes(shape, word):
+    with raises(ImageError, mentions=("image 7", word)):
         to_tczyx(np.zeros(shape), None, "image 7")
 
 

@@ -305,7 +305,7 @@ def _refuse(options: SampleSettings) -> None:
     if has_objects and crop not in (None, "center"):
         raise ArgumentError("objects= sets the position of crops", option="crop", value=crop, remedy="leave it out")
     if options.crop_size is None and not box:
-        remedy = "pass (height, width)" + (" or the columns of box=" if has_objects else "")
+        remedy = "pass height and width" + (", or the columns of box=" if has_objects else "")
         raise ArgumentError("the size of crops is missing", option="crop_size", remedy=remedy)
     passed = [(name, size) for name, size in {"crop_size": options.crop_size, **sizes}.items() if size is not None]
     if len(passed) > 1:

@@ -125,7 +125,7 @@ def files_below(folder: Path, only: str | None) -> list[Path]:
     pictures = [count(number, other.noun) for other, number in _detect.others_in(others).items() if other.is_image]
     if tables and len(tables) + len(pictures) > 1:
         kinds = [
-            f"{count(len(files), f'{fmt.label} table')}, e.g. {files[0].relative_to(folder)}"
+            f"{count(len(files), f'{fmt.label} collection')} (e.g. {files[0].relative_to(folder)})"
             for fmt, files in tables.items()
         ]
         remedy = f"pass format={next(iter(tables)).name!r} for the first, or a glob pattern"

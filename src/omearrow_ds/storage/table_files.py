@@ -234,7 +234,7 @@ def table_file(table: Any, option: str) -> TableFile | None:
         return None
     path = Path(table).absolute()
     if not path.is_file():
-        raise missing(table, f"no such file; pass the path of a CSV or Parquet file as {option}=")
+        raise missing(table, f"no such file; pass the path of a CSV, TSV or Parquet file as {option}=")
     return TableFile(path)
 
 
@@ -276,7 +276,7 @@ def _of_frame(frame: Any, option: str) -> pa.Table:
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         problem, remedy = f"cannot be converted to an Arrow table: {error}", "pass columns of equal length and one type"
         raise MetadataError(problem, option=option, remedy=remedy) from error
-    allowed = "a pyarrow table, a pandas or polars frame, or the path of a CSV or Parquet file"
+    allowed = "a pyarrow table, a pandas or polars frame, or the path of a CSV, TSV or Parquet file"
     raise ArgumentError(f"has the type {type(frame).__name__}", option=option, allowed=allowed)
 
 

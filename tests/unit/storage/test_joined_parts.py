@@ -189,7 +189,7 @@ def test_what_is_beside_the_parts(tmp_path: Path) -> None:
     with raises(ColumnError, path=tmp_path / "features.parquet", mentions="OME-Arrow", remedy=False):
         open_images(sorted(tmp_path.glob("*.parquet")))
     put(tmp_path / "c.arrow", [2])
-    with raises(FormatError, option="format", path=tmp_path, mentions=("1 Parquet table", "a.parquet", "c.arrow")):
+    with raises(FormatError, option="format", path=tmp_path, mentions=("1 Parquet collection", "a.parquet", "c.arrow")):
         open_images(tmp_path)
     (tmp_path / "c.arrow").unlink()
     (tmp_path / "thumb.png").write_bytes(b"\x89PNG")

@@ -86,5 +86,5 @@ def damaged(path: Path, label: str, error: BaseException) -> FormatError:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text: some libraries add a native backtrace."""
-    return str(error).split("\n", maxsplit=1)[0]
+    """Return the first line of an error's text without a period: some libraries add a native backtrace."""
+    return str(error).split("\n", maxsplit=1)[0].rstrip(".")
