@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain, product
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -84,7 +85,7 @@ class FieldSource(ImagesWrapper):
         shapes = self._plane.copy()
         shapes[:, :3] *= np.array([grid.shape for grid in fields.grids], np.int64).reshape(-1, 3)
         pages = (file[1:3] for file in fields.files if file.origin)
-        joined = repr([[file.file for file in fields.files], [grid.tolist() for grid in fields.grids], *pages])
+        joined = repr([list(map(attrgetter("file"), fields.files)), [grid.tolist() for grid in fields.grids], *pages])
         super().__init__(
             files,
             image_ids=fields.image_ids,
