@@ -204,12 +204,16 @@ class OpenSettings(OptionRecord):
         "instrument layout, e.g. phenix.",
         metavar="PATTERN",
     )
-    channels: Sequence[str] | None = option(None, "Channels to read with --pattern, in this order.", "names")
-    incomplete: Literal["error", "skip"] = option(
-        "error", "Handling of images with missing files in --pattern: error, or skip them."
+    channels: Sequence[str] | None = option(
+        None, "Channels to read with --pattern or from a LoadData table, in this order.", "names"
     )
-    root: StrPath | None = option(None, "Folder of the image files listed by a LoadData table.", metavar="FOLDER")
-    columns: Any = option(None, "CSV or Parquet file with columns to join to the images.", metavar="TABLE")
+    incomplete: Literal["error", "skip"] = option(
+        "error", "Handling of images without all of their files: error, or skip them."
+    )
+    root: StrPath | None = option(
+        None, "Folder or URL of the image files that a LoadData table lists.", metavar="FOLDER"
+    )
+    columns: Any = option(None, "CSV, TSV or Parquet file with columns to join to the images.", metavar="TABLE")
     on: Any = option(None, "Key columns of the join.", "names")
     column_types: Mapping[str, str] | None = option(
         None, "Column types in CSV and TSV tables: text, integer or float, e.g. code=text.", "types"
@@ -219,7 +223,9 @@ class OpenSettings(OptionRecord):
         'Condition on columns that each image (or object) fulfills, e.g. "dose > 1 and site in (1, 2)".',
         metavar="CONDITION",
     )
-    table: str | None = option(None, "Table of a DuckDB file, if several have images.", "text", metavar="TABLE")
+    table: str | None = option(
+        None, "Table of a DuckDB file or LanceDB folder, if several have images.", "text", metavar="TABLE"
+    )
     engine: str | None = option(
         None, "Pixel reader, for formats with several readers, e.g. pages or pyarrow.", metavar="NAME"
     )
@@ -253,7 +259,7 @@ class SampleSettings(OptionRecord):
     cache_dir: StrPath | None = keyword(None, "Folder of preloaded pixels that processes share.")
     progress: bool | None = keyword(None, "Show a progress bar while preloading.")
     objects: Any = option(
-        None, "CSV or Parquet file of segmented cells; samples are crops around them.", metavar="TABLE"
+        None, "CSV, TSV or Parquet file of segmented cells; samples are crops around them.", metavar="TABLE"
     )
     center: Sequence[str] | None = option(
         None, "Columns of object centers in pixels. By default, they are found by known names.", "names", metavar="Y,X"

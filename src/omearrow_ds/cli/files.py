@@ -58,7 +58,7 @@ def _facts(description: Description, *, is_filtered: bool) -> list[tuple[str, st
     share = f", {sizes.allocated_bytes / sizes.decoded_bytes:.0%} of decoded" if has_percent else ""
     files = f"{text.size(sizes.disk_bytes)} in {text.count(sizes.disk_files, 'file')}"
     pixel_size = (f"{axis} {size:g} {unit or ''}".rstrip() for axis, (size, unit) in description.physical_sizes.items())
-    looked_at = "" if not stored.looked_at else f" (in {text.count(stored.looked_at, 'image')} read)"
+    looked_at = "" if not stored.looked_at else f" (in {text.count(stored.looked_at, 'file')} read)"
     looks_like = None
     if description.looks_like is not None:
         pattern, fields, channels = description.looks_like
@@ -206,7 +206,7 @@ def stats(path: Path, *, out: Path | None, overwrite: bool, **options: Any) -> P
     """Measure pixel statistics per channel in one pass.
 
     Minimum, maximum, mean, standard deviation, percentiles, and share of saturated pixels. Percentiles are exact for 8
-    and 16 bits, and from a sample otherwise, as the table states. Use --out for normalize= of datasets.
+    and 16 bits, and from a sample otherwise, as the table states. Datasets take the file of --out as normalize=.
 
     \b
     Examples:

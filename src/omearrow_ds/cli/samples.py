@@ -29,7 +29,7 @@ _START_METHODS = ("forkserver", "spawn")
 @flags(SampleSettings, "crop_size", *OBJECTS[1:])
 @writing_options("FIELDS")
 def crops(fields: Path, objects: Path, dst: Path, **options: Any) -> Printed:
-    """Write the crop around each of OBJECTS, a CSV or Parquet table of cells, in the images FIELDS, to a new DST.
+    """Write the crop around each of OBJECTS, a CSV, TSV or Parquet table of cells, in the images FIELDS, to a new DST.
 
     Pixels stay as stored. A crop has the columns of its object and its field, and its position in the field. Objects
     are assigned to fields by image_id or Metadata_* columns; --on overrides this unless --columns is given. With
@@ -59,7 +59,7 @@ def profile(path: Path, *, show_traceback: bool, **options: Any) -> Printed:
     """Measure the time of an epoch by stage, and report which setting to try first.
 
     An epoch of the ordinary loader is measured and split into stages, with the possible gain of each. Then other
-    settings are tried in turns with the given ones: preloading, a mapped cache, Arrow IPC, workers, batch size.
+    settings are compared with the current ones: preloading, a mapped cache, Arrow IPC, workers, batch size.
 
     MODULE:NAME is imported from the current folder.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import pty
@@ -181,6 +182,13 @@ def test_info_of_a_plain_folder_of_tiffs(tmp_path):
     assert "1, no names" in printed
     alone = info(folder / "a.tif")
     assert (alone["images"], alone["disk_files"]) == (1, 1)
+
+
+def test_info_of_fields_counts_files_that_were_read(tmp_path):
+    for name in itertools.product("ABCDEF", ("DAPI", "GFP", "RFP")):
+        tifffile.imwrite(tmp_path / f"{'_'.join(name)}.tif", np.zeros((8, 8), np.uint8))
+    printed = run("info", tmp_path, "--pattern", "{well}_{channel}.tif").stdout
+    assert "3 files per image, whole planes (in 16 files read)" in printed
 
 
 def test_info_of_ome_zarr_04(tmp_path):
