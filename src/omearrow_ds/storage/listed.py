@@ -82,8 +82,8 @@ def open_fields(
         file = files_of[number][chosen.index(plane[1])]
         return f"channel {plane[1]} ({None if file is None else file.file})"
 
-    moved = "" if root is not None else "pass root= with the current folder of the files, "
-    remedies, skip = (f"{moved}restore the file", ""), options.get("incomplete") == "skip"
+    moved = "pass root= with the current folder of the files" if root is None else "correct root="
+    remedies, skip = (moved, ", or restore the file"), options.get("incomplete") == "skip"
     planes = [
         {("", name, ""): file for name, file in zip(chosen, of_field, strict=True) if file and identity(file.file)}
         for of_field in files_of

@@ -35,6 +35,12 @@ def stored_with(folder, values):
     return folder / "i.arrow"
 
 
+def test_missing_column_of_images_without_columns_is_refused_with_a_way_to_add_some(tmp_path):
+    write_images(IMAGES, tmp_path / "i.tiffs")
+    with raises(ColumnError, path=tmp_path / "i.tiffs", mentions=("'label'", "columns=", "pattern=")):
+        OMEArrowDataset(tmp_path / "i.tiffs", target="label")
+
+
 def test_sums_and_shares_of_duckdb_become_numbers(tmp_path):
     write_images(IMAGES, tmp_path / "i.parquet", columns={"cells": [2**40, -7, 3, 4]})
     with duckdb.connect(tmp_path / "i.duckdb") as db:

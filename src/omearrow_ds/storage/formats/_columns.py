@@ -114,7 +114,8 @@ def unknown_column(name: object, known: Sequence[str], path: Path | str, use: st
     if len(known) > _MOST_LISTED:
         listed = difflib.get_close_matches(str(name), known, _NEAREST, cutoff=0)
     share = "" if len(listed) == len(known) else f", the most similar of {len(known):,} columns"
-    return ColumnError(f"{path}: no column {name!r}{use}", column=str(name), remedy=f"choose one of {listed}{share}")
+    remedy = f"choose one of {listed}{share}" if listed else "pass columns= or pattern=, as images have no columns"
+    return ColumnError(f"{path}: no column {name!r}{use}", column=str(name), remedy=remedy)
 
 
 def plain_columns(columns: pa.Table, subject: str) -> pa.Table:
