@@ -238,7 +238,7 @@ class Concat(Images):
         order = sorted(range(len(rows)), key=rows.__getitem__)
         groups = group_by_part(self.parts.starts, [rows[position] for position in order])
         keep = np.asarray if len(groups) <= _VIEWED_PARTS else np.array
-        arrays: dict[int, Array] = {}
+        arrays = dict[int, Array]()
         with self.parts.reading():
             for number, rows_of_part in groups:
                 first = self.parts.starts[number]
@@ -314,7 +314,7 @@ class PartStacks(Stacks):
         self._checked_until_ns = np.zeros(len(self._starts) - 1, np.int64)  # Parts need no check until this time.
         self._is_checked = np.ones(len(self), bool)
         self._has_prefixes = False  # Whether an opened part has bytes to compare.
-        self._parts: dict[int, _Part] = {}
+        self._parts = dict[int, _Part]()
         self._live_parts: Sequence[_Part] = ()  # A new list at each change, so that it is read without the lock.
         self.alignment, self._alignments = None, set[int | None]()  # Alignments of images in opened parts.
         self._lock = threading.Lock()

@@ -103,7 +103,7 @@ class _ChunkWriter:
     """Writer of the table of chunks, one row group at a time; ``locations`` are the rows of the index."""
 
     def __init__(self, writer: pq.ParquetWriter) -> None:
-        self.locations: list[tuple[Any, ...]] = []
+        self.locations = list[tuple[Any, ...]]()
         self._writer, self._pixels = writer, list[Array]()
         self._group, self._group_bytes = 0, 0
 
@@ -137,10 +137,10 @@ def write_collection(
     images: Iterable[Image], columns: pa.Table, path: Path, compression: str, chunk_shape: tuple[int, int] | None = None
 ) -> None:
     """Write images, tiled or in as few chunks as possible, and a sidecar file into the new folder ``path``."""
-    rows: list[tuple[Any, ...]] = []
+    rows = list[tuple[Any, ...]]()
     listed, checksums, codec = [], [], None if compression == "none" else compression
     first: tuple[str, tuple[int, ...] | None] | None = None
-    known: set[str] = set()
+    known = set[str]()
     chunks = _schema(_CHUNK_FIELDS)
     with pq.ParquetWriter(path / _CHUNKS, chunks, **page_options(compression, chunks, ["pixel_bytes"])) as file:
         writer = _ChunkWriter(file)
