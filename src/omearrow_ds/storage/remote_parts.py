@@ -137,6 +137,8 @@ class RemoteParts(PublishedParts):
     expected, or when a part must be fetched whole. Without ``open_ranged``, parts are always fetched whole.
     """
 
+    report = forwarded("_progress.start")
+
     def __init__(
         self, path: Url, open_part: Open, storage: Storage, cache: PartCache, open_ranged: Open | None
     ) -> None:
@@ -228,9 +230,6 @@ class RemoteParts(PublishedParts):
         if self._max_ahead:
             self._prefetcher.get().start(part)
 
-    def report(self, notify: Callable[[int], object] | None) -> int:
-        return self._progress.start(notify)
-
     @property
     def layout(self) -> PartLayout:
         layout = self.manifest.made.get("layout", {})
@@ -247,7 +246,7 @@ class RemoteParts(PublishedParts):
             if pinned is not None:
                 self._pinned[number] = pinned
                 return self.open_part(pinned.path)
-            source = self._open_by_ranges(number, self._open_ranged)
+            source = _open_by_ranges(self, number, self._remote, self._open_ranged)
             if source is not None:
                 return source
             self._fetch_whole()
@@ -260,21 +259,6 @@ class RemoteParts(PublishedParts):
         self._pinned[number] = pinned
         self._progress.add_bytes(number, part.size_bytes)  # It may have been cached, or fetched by another process.
         return self.open_part(pinned.path)
-
-    def _open_by_ranges(self, number: int, open_ranged: Open) -> Images | None:
-        """Return a part that is read by byte ranges; None if it must be fetched."""
-        part, path = self.manifest.parts[number], self.paths[number]
-        if part.places and self.checksums is not None:  # Checksums detect images of a replaced object.
-            rows = slice(self.starts[number], self.starts[number + 1])
-            index = self.index
-            known = index.image_ids[rows], index.shapes[rows], index.dtypes[rows], self.checksums[rows]
-            return VerifiedSource(RangedPartSource(path, self.format, part, self._remote, known, open_ranged))
-        with suppress(FormatError):  # The compression needs whole parts; or it is damaged, which its hash detects.
-            source = open_ranged(path)
-            if stored_size(source)[1] == part.size_bytes:
-                return source
-            source.close()
-        return None
 
     def _close_oldest(self) -> int:
         number = super()._close_oldest()
@@ -338,6 +322,22 @@ class RemoteParts(PublishedParts):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteParts, (self.path, self.open_part, self._remote.storage, self._cache, self._open_ranged)
+
+
+def _open_by_ranges(parts: PublishedParts, number: int, remote: ObjectStore, open_ranged: Open) -> Images | None:
+    """Return a part that is read by byte ranges; None if it must be fetched."""
+    part, path = parts.manifest.parts[number], parts.paths[number]
+    if part.places and parts.checksums is not None:  # Checksums detect images of a replaced object.
+        rows = slice(parts.starts[number], parts.starts[number + 1])
+        index = parts.index
+        known = index.image_ids[rows], index.shapes[rows], index.dtypes[rows], parts.checksums[rows]
+        return VerifiedSource(RangedPartSource(path, parts.format, part, remote, known, open_ranged))
+    with suppress(FormatError):  # The compression needs whole parts; or it is damaged, which its hash detects.
+        source = open_ranged(path)
+        if stored_size(source)[1] == part.size_bytes:
+            return source
+        source.close()
+    return None
 
 
 class DownloadProgress:
