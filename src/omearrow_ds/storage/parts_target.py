@@ -316,5 +316,5 @@ def _difference(begun: Mapping[str, Any], plan: Mapping[str, Any]) -> tuple[str,
         remedy = "repeat the previous command to continue; for another collection,"
         return f"a source with other {' and other '.join(changed)}", remedy
     if any(layouts[0].get(name) != layouts[1].get(name) for name in ("max_rows", "max_bytes")):
-        return "other default row groups, by another version of omearrow-ds", "use that version to continue, or"
+        return "defaults of another version of omearrow-ds", "use that version to continue, or"
     return None

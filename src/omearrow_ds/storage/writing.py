@@ -91,12 +91,13 @@ class Layout:
 
 def options_of_layout(layout: Mapping[str, Any]) -> dict[str, Any]:
     """Return the layout of a plan as the options that `Layout.choose` takes; its other fields become None."""
-    codec = layout.get("chunk_codec")
+    codec, grouped_formats = layout.get("chunk_codec"), {fmt.name for fmt in formats() if fmt.writer.has_row_groups}
+    is_chosen = layout.get("max_bytes") == _ANY_BYTES and layout.get("format") in grouped_formats
     return {
         **layout,
         **dict.fromkeys(("max_rows", "max_bytes", "chunk_codec")),
         "compression": layout.get("compression") if codec is None else f"{CHUNK_PREFIX}{codec}",
-        "rows_per_group": layout.get("max_rows") if layout.get("max_bytes") == _ANY_BYTES else None,
+        "rows_per_group": layout.get("max_rows") if is_chosen else None,
     }
 
 

@@ -340,16 +340,19 @@ def test_convert_continues_with_the_option_that_its_refusal_names(tmp_path, plat
     assert checked_numbers(dst) == list(range(COUNT))
 
 
-def test_parts_begun_with_other_default_row_groups_are_refused(tmp_path, plate):
+@pytest.mark.parametrize(
+    ("format_name", "layout"), [("parquet", {"max_rows": 7}), ("tiff", {"max_rows": 1, "max_bytes": 2**31 - 1})]
+)
+def test_parts_begun_with_defaults_of_another_version_are_refused(tmp_path, plate, format_name, layout):
     dst = tmp_path / "x.parts"
-    convert(plate, dst, "parquet", part_bytes=5 * SIZE, task=(1, 2))
+    convert(plate, dst, format_name, part_bytes=5 * SIZE, task=(1, 2))
     file = dst / "jobs/plan.json"
     plan = json.loads(file.read_text())
-    plan["layout"]["max_rows"] = 7
+    plan["layout"] |= layout
     file.write_text(json.dumps(plan))
-    with raises(PathExistsError, path=dst, mentions=("version", "row groups", "remove")) as caught:
-        convert(plate, dst, "parquet", part_bytes=5 * SIZE)
-    assert "max_" not in str(caught.value)
+    with raises(PathExistsError, path=dst, mentions=("another version", "remove")) as caught:
+        convert(plate, dst, format_name, part_bytes=5 * SIZE)
+    assert not any(name in str(caught.value) for name in ("max_", "rows_per_group"))
 
 
 def test_another_source_for_parts_that_are_begun_is_refused(tmp_path, plate):
