@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cache, partial
 from operator import add
 from pathlib import Path
 from typing import Any
@@ -206,10 +206,10 @@ class OMEArrowImages(Images):
         with guard, guard.interpreting():
             images = _read_table(guard, _IMAGES)
             _refuse_other_manifest(guard, len(images))
-            self._stored_ids = images["image_id"]
+            stored_ids = images["image_id"]
             image_ids, shapes, dtypes = _read_kinds(images, path / _IMAGES)
             image_ids, self._records, columns = _read_records(guard, images, image_ids)
-            self.header = Header(
+            self.header = header = Header(
                 format=fmt,
                 path=path,
                 guard=guard,
@@ -220,35 +220,36 @@ class OMEArrowImages(Images):
                 row_count=len(image_ids),
                 find_groups=lambda: split_by_bytes(image_bytes(shapes, dtypes), _BLOCK_BYTES),
             )
-            self.details = Details(
-                storage_info=lambda: self._chunks.storage_info(),  # noqa: PLW0108  # Read at the first use.
-                files=partial(local_files, path, guard),
-            )
 
-    @cached_property
-    def _chunks(self) -> ChunkTable:
-        """Table of chunks, which is read at the first use: this takes 0.15 ms per row group."""
-        with self._guard, self._guard.interpreting():
-            return ChunkTable(self.header, self._stored_ids)
+        @cache
+        def open_chunks() -> ChunkTable:  # At the first image: this takes 0.15 ms per row group.
+            with guard, guard.interpreting():
+                return ChunkTable(header, stored_ids)
+
+        self._chunks = open_chunks  # It does not refer to this object, which is freed without the garbage collector.
+        self.details = Details(
+            storage_info=lambda: open_chunks().storage_info(), files=partial(local_files, path, guard)
+        )
 
     def close(self) -> None:
-        if "_chunks" in vars(self):
-            self._chunks.close()
+        if self._chunks.cache_info().currsize:
+            self._chunks().close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OMEArrowImages, (self.header.path,)
 
     def read(self, rows: Sequence[int], regions: Regions = None, out: Targets = None) -> list[Array]:
         del out
-        if not self._chunks.is_one_each:
+        if not self._chunks().is_one_each:
             return self._read_regions(rows, regions or [None] * len(rows))
         if regions is not None:
             return crop_images(self, rows, regions)
-        return self._chunks.read(rows) if len(rows) == 1 else read_distinct(self._chunks.read, rows)
+        read = self._chunks().read
+        return read(rows) if len(rows) == 1 else read_distinct(read, rows)
 
     def _read_regions(self, rows: Sequence[int], regions: Sequence[Region | None]) -> list[Array]:
         """Return regions, or whole images for None; each chunk is decoded once, `_BLOCK_BYTES` of them at a time."""
-        table, header, uses = self._chunks, self.header, dict[int, list[tuple[int, Window, Window]]]()
+        table, header, uses = self._chunks(), self.header, dict[int, list[tuple[int, Window, Window]]]()
         arrays = []
         for number, (row, region) in enumerate(zip(rows, regions, strict=True)):
             chunk_rows, shape = table.rows_of(row), tuple(header.shapes[row].tolist())
@@ -267,7 +268,7 @@ class OMEArrowImages(Images):
         return arrays
 
     def stream(self) -> Iterator[Block]:
-        return self._chunks.stream() if self._chunks.is_one_each else super().stream()
+        return self._chunks().stream() if self._chunks().is_one_each else super().stream()
 
     def metadata(self, index: int) -> dict[str, Any]:
         with self._guard.interpreting():

@@ -174,12 +174,12 @@ def test_row_groups_hold_many_chunks_and_pages_one_where_they_are_compressed(tmp
     for compression in ("none", "zstd"):
         write_images(images, tmp_path / compression, "ome_arrow", compression=compression)
         source = open_images(tmp_path / compression)
-        assert [len(rows) for rows in np.split(np.arange(600), source.images._chunks.starts[1:-1])] == [256, 256, 88]
+        assert [len(rows) for rows in np.split(np.arange(600), source.images._chunks().starts[1:-1])] == [256, 256, 88]
         stored = source.images.details.storage_info()
         assert (stored.compression, stored.in_place) == (compression, compression == "none")
         assert stored.chunking == "600 chunks, one per image, in 3 row groups of 88 to 256 chunks"
         check(source, images, [599, 0, 255, 256, 256])
-        assert source.images._chunks._has_pages
+        assert source.images._chunks()._has_pages
 
 
 def test_large_images_are_cut_along_t_and_c_then_z(tmp_path, monkeypatch):
