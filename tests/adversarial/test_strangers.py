@@ -273,7 +273,9 @@ def test_a_folder_of_several_kinds_of_tables_names_one(tmp_path):
     for name in ("b.parquet", "c.parquet", "d.csv"):
         write_images(IMAGES[:1], tmp_path / name, "parquet")
     message = said_of(tmp_path)
-    assert not find_problems(message, option="format", mentions=("2 Parquet tables", "1 Arrow IPC table", "a.arrow"))
+    assert not find_problems(
+        message, option="format", mentions=("2 Parquet collections", "1 Arrow IPC collection", "a.arrow")
+    )
     assert re.search(r"\b[bc]\.parquet\b", message)
     assert all_same(open_images(tmp_path, "arrow").take(range(3)), IMAGES)
     assert len(open_images(tmp_path, "parquet")) == 2

@@ -56,8 +56,8 @@ class OMEArrowDataset(StoredSamples):
         ``None``, or illumination functions to divide by before normalization: a mapping from channel names to ``.npy``
         files or positive (Y, X) arrays, or ``True`` for those of a LoadData table.
     transform
-        ``None``, or a function of the sample's tensor. With ``masks`` it gets image and mask and returns both. If
-        torchvision is installed, it gets the mask as a ``tv_tensors.Mask``; the mask of the sample is a plain tensor.
+        ``None``, or a function of the sample's tensor. With ``masks`` it gets image and mask, a ``tv_tensors.Mask`` if
+        torchvision is installed, and returns both; the mask of the sample is a plain tensor.
     masks
         ``None``, or masks to add to each sample in their dtype: path of a collection or an open one, a mapping of
         ``path`` and options of `open_images`, an image column, ``"labels/..."`` of OME-Zarr images, or a file pattern
