@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from operator import add
 from pathlib import Path
@@ -369,7 +369,8 @@ class ChunkTable:
         self.starts = list(itertools.accumulate(counts, initial=0))
         names = [name for name in ("image_id", "dtype", *_POSITION_FIELDS) if name in paths]
         if self._has_pages and self.starts[-1] < _FEW_ROWS * file.num_row_groups:
-            chunks = _read_scattered(file, self._pages.get().file, names)
+            leaves = {name: paths.index(name) for name in names}
+            chunks = _read_scattered(file, self._pages.get().file, leaves, self._path / _CHUNKS)
         else:
             chunks = file.read(columns=names)
         if len(chunks) != self.starts[-1]:
@@ -492,19 +493,22 @@ class ChunkTable:
 open_collection = OMEArrowImages
 
 
-def _read_scattered(file: pq.ParquetFile, source: ByteSource, names: Sequence[str]) -> pa.Table:
+def _read_scattered(file: pq.ParquetFile, source: ByteSource, leaves: Mapping[str, int], path: Path) -> pa.Table:
     """Return columns of many small row groups; pyarrow decodes column chunks with equal bytes only once."""
+    # ``leaves`` are the columns and the indices of their leaves in the schema.
     row_groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
     counts, columns = np.array([group.num_rows for group in row_groups]), {}
-    for name in names:
-        leaf = file.schema_arrow.get_field_index(name)
+    for name, leaf in leaves.items():
         stored = [group.column(leaf) for group in row_groups]
         data = source.read_ranges([pages_span(chunk)[:2] for chunk in stored])
         kinds = ((chunk.num_values, chunk.compression, chunk.file_path) for chunk in stored)
         keys = [*zip(counts.tolist(), kinds, map(bytes, data), strict=True)]
         numbers = dict(zip(keys, range(len(keys)), strict=True))  # A row group for each key.
         decoded = file.read_row_groups([*numbers.values()], [name], use_threads=False).column(name)
-        starts = dict(zip(numbers, np.cumsum([0, *counts[[*numbers.values()]]]).tolist(), strict=False))
+        ends = np.cumsum(counts[[*numbers.values()]])
+        if len(decoded) != ends[-1]:
+            raise other_rows(path, len(decoded), int(ends[-1]), "a column")
+        starts = dict(zip(numbers, [0, *ends.tolist()], strict=False))
         offsets = np.repeat(np.array([starts[key] for key in keys]) - np.cumsum(counts) + counts, counts)
         columns[name] = decoded.take(pa.array(offsets + np.arange(len(offsets))))
     return pa.table(columns)

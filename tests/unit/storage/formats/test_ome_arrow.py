@@ -318,6 +318,12 @@ def test_chunks_in_another_order_than_in_the_index_are_read(path):
     check(open_images(path), images_of([((1, 2, 3, 4, 5), "uint16")] * 4), [3, 0])
 
 
+def test_scattered_chunks_after_a_nested_column_are_read(path):
+    extra = pa.array([{"a": 1, "b": 2}] * 24)
+    rewrite(path / "chunks.parquet", lambda table: table.add_column(0, "extra", extra), row_group_size=1)
+    check(open_images(path), images_of([((1, 2, 3, 4, 5), "uint16")] * 4), [3, 0])
+
+
 def test_images_that_were_taken_out(path):
     """Chunks of images that are no longer listed are ignored, as in ome-arrow."""
     rewrite(path / "images.parquet", lambda table: table.take(pa.array([3, 1])))
