@@ -171,16 +171,16 @@ def test_pixels_kept_of_an_older_version_are_not_those_of_the_newer(numbered, tm
 def test_lance_says_replaced_where_it_was_replaced_while_it_was_opened(numbered, monkeypatch):
     from omearrow_ds.storage.formats import lance as module
 
-    path, read_header = numbered("lance"), module.LanceTable.read_header
+    path, read_fields = numbered("lance"), module.LanceTable.read_fields
 
     def replace_and_read(*args, **options):
         numbered("lance", OTHERS, overwrite=True)
-        return read_header(*args, **options)
+        return read_fields(*args, **options)
 
-    monkeypatch.setattr(module.LanceTable, "read_header", replace_and_read)
+    monkeypatch.setattr(module.LanceTable, "read_fields", replace_and_read)
     with raises(FormatError, path=path):
         open_images(path).read(0)
-    monkeypatch.setattr(module.LanceTable, "read_header", read_header)
+    monkeypatch.setattr(module.LanceTable, "read_fields", read_fields)
     monkeypatch.setattr(module._DatasetVersion, "_find_latest", lambda _: 7)  # a version seen earlier
     with raises(FormatError, path=path, mentions=7):
         open_images(path)

@@ -126,7 +126,7 @@ OPENED = {
     "parquet": 1,
     "parquet_duck": 1,
     "lance": 3,
-    "vortex": 3,
+    "vortex": 2,
     "duckdb": 10,
     "arrow": 0,
     "parquet_duck bytes by duckdb": 5,

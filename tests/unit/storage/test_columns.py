@@ -20,7 +20,7 @@ from omearrow_ds import (
     open_images,
     write_images,
 )
-from omearrow_ds.storage.formats import _columns, _table
+from omearrow_ds.storage.formats import _columns
 from omearrow_ds.storage.formats._detect import SIDECAR
 from omearrow_ds.storage.writing import Layout
 from tests.support.errors import raises
@@ -55,8 +55,7 @@ def images(count=COUNT):
 @pytest.fixture
 def wide(monkeypatch):
     """Treat each table as too wide to be read at opening."""
-    for module in (_columns, _table):
-        monkeypatch.setattr(module, "MAX_COLUMNS_AT_ONCE", 0)
+    monkeypatch.setattr(_columns, "MAX_COLUMNS_AT_ONCE", 0)
 
 
 @pytest.fixture(scope="module", params=[fmt.name for fmt in FORMATS])

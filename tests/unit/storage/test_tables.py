@@ -352,6 +352,36 @@ def test_convert_keeps_what_is_not_an_image(cyto, tmp_path, name, target):
     assert [channel["name"] for channel in converted.metadata(0)["channels"]] == ["mask", "dna"]
 
 
+@tables
+def test_metadata_is_read_at_its_first_use_and_refused_if_the_file_changed(name, tmp_path):
+    needs(name)
+    path, images = tmp_path / f"images{SUFFIX[name]}", [np.full((2, 8, 8), row, np.uint16) for row in range(3)]
+    described = [{"channels": [{"name": f"DNA {row}"}, {"name": "ER"}]} for row in range(3)]
+    write_images(images, path, name, axes="CYX", metadata=described)
+    with open_images(path) as used, open_images(path) as unused:
+        assert used.metadata(1)["channels"][0]["name"] == "DNA 1"
+        write_images(images[:2], path, name, axes="CYX", metadata=described[1:], overwrite=True)
+        assert used.metadata(2)["channels"][0]["name"] == "DNA 2"
+        with raises(FormatError, path=path):
+            unused.metadata(1)
+
+
+def test_opening_parquet_reads_no_metadata(tmp_path, monkeypatch):
+    path, requested = tmp_path / "images.parquet", []
+    write_images([np.zeros((2, 8, 8), np.uint16)], path, axes="CYX", columns={"well": ["A1"]})
+    read = pq.ParquetFile.read
+    monkeypatch.setattr(
+        pq.ParquetFile,
+        "read",
+        lambda file, columns, **options: requested.append(columns) or read(file, columns, **options),
+    )
+    with open_images(path) as source:
+        assert [name for name in requested.pop() if "channels" in name or "physical" in name] == []
+        assert source.metadata(0)["physical_size_x"] is None
+    assert "ome_image.pixels_meta" in requested.pop()
+    assert requested == []
+
+
 @pytest.mark.parametrize("taken", ["ome_image", "omearrow_ds", ""])
 @pytest.mark.parametrize("target", NAMES)
 @pytest.mark.share(3, "target", "taken")

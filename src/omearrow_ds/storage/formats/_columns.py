@@ -105,7 +105,7 @@ def is_narrow(names: Sequence[str]) -> bool:
 
 def columns_at_once(names: Sequence[str]) -> Sequence[str]:
     """Return the columns that are read when a table is opened: all, or only checksums of a wide table."""
-    return names if is_narrow(names) else [name for name in names if name == CHECKSUM_COLUMN]
+    return names if len(names) <= MAX_COLUMNS_AT_ONCE else [name for name in names if name == CHECKSUM_COLUMN]
 
 
 def unknown_column(name: object, known: Sequence[str], path: Path | str, use: str = "") -> ColumnError:

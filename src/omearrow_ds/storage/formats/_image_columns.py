@@ -22,6 +22,9 @@ _PIXEL_FIELDS = ("chunks", "planes")
 _UNREAD_FIELDS = (*_PIXEL_FIELDS, "masks")
 _PIXELS_LIMIT = 2.0**59
 PIXELS_META = (*(f"size_{axis}" for axis in "tczyx"), "type")  # fields that define shape and dtype
+_HEADER_FIELDS = ("id", "pixels_meta", "chunk_grid")
+# Leaves of these fields in `OWN_TYPES` with id, shape, dtype and chunk order.
+HEADER_LEAVES = ("id", *(f"pixels_meta.{name}" for name in PIXELS_META), "chunk_grid.chunk_order")
 OWN_TYPES = tuple(map(schema.image_struct, schema.ENCODINGS))
 
 
@@ -32,7 +35,9 @@ class ImageColumn:
     name: str
     fields: tuple[str, ...]
     type: pa.DataType
+    header_fields: tuple[str, ...]  # Names of the fields with id, shape, dtype and chunk order.
     info_fields: tuple[str, ...]  # Names of the fields that describe an image: all fields without pixels.
+    is_own: bool  # Whether the type is one of `OWN_TYPES`.
 
     @property
     def encoding(self) -> str:
@@ -100,8 +105,10 @@ def image_columns(table: pa.Schema) -> dict[str, ImageColumn]:
     for column in table:
         names = tuple(column.type.names) if pa.types.is_struct(column.type) else ()
         if "pixels_meta" in names and set(names) & set(_PIXEL_FIELDS):
+            header_fields = tuple(filter(names.__contains__, _HEADER_FIELDS))
             info_fields = tuple(filterfalse(_UNREAD_FIELDS.__contains__, names))
-            columns[column.name] = ImageColumn(column.name, names, column.type, info_fields)
+            is_own = column.type in OWN_TYPES
+            columns[column.name] = ImageColumn(column.name, names, column.type, header_fields, info_fields, is_own)
     return columns
 
 
@@ -140,8 +147,9 @@ def kinds_of(info: pa.Table, subject: str) -> Kinds:
     for axis, size in enumerate(sizes):
         is_plain = pa.types.is_integer(size.type) and not size.null_count
         shapes[:, axis] = numbers(size) if is_plain else whole_numbers(size)
-    shapes[null] = 0
-    is_small, is_large = (shapes <= 0).any(axis=1) & ~null, shapes.astype(float).prod(axis=1) >= _PIXELS_LIMIT
+    if null.any():
+        shapes[null] = 0
+    is_small, is_large = (shapes <= 0).any(axis=1) & ~null, shapes.prod(axis=1, dtype=float) >= _PIXELS_LIMIT
     for is_bad, problem in ((is_small, "expected positive integers"), (is_large, "2**59 pixels or more")):
         if is_bad.any():
             shape = f"image {is_bad.argmax()} has the shape {shapes[is_bad.argmax()].tolist()}"
@@ -157,7 +165,7 @@ def kinds_of(info: pa.Table, subject: str) -> Kinds:
     encoded = names.dictionary_encode(null_encoding="encode")
     codes = np.where(null, -1, numbers(encoded.indices))
     dtypes = {}
-    for code, name in enumerate(encoded.dictionary.cast(pa.binary()).to_pylist()):
+    for code, name in enumerate(encoded.dictionary.view(pa.binary()).to_pylist()):
         rows = codes == code
         if rows.any():
             dtypes[code] = schema.pixel_dtype(name.decode(errors="replace"), f"{subject}: image {int(rows.argmax())}")

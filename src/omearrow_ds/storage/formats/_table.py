@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import filterfalse
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -37,11 +38,16 @@ from omearrow_ds.storage.formats._base import (
     local_files,
     read_distinct,
 )
-from omearrow_ds.storage.formats._columns import MAX_COLUMNS_AT_ONCE, ImageColumns, plain_columns, plain_schema
+from omearrow_ds.storage.formats._columns import (
+    ImageColumns,
+    columns_and_checksums,
+    columns_at_once,
+    plain_columns,
+    plain_schema,
+)
 from omearrow_ds.storage.formats._error_translation import MALFORMED, damaged
 from omearrow_ds.storage.formats._file_guard import FileGuard, Fingerprint
 from omearrow_ds.storage.formats._image_columns import (
-    OWN_TYPES,
     ImageColumn,
     ImagesOf,
     has_twins,
@@ -76,23 +82,16 @@ class TableOptions:
 
 
 class TableHeader:
-    """Ids, shapes, dtypes and metadata of the images in a column, and the decoder of their pixels."""
+    """Ids, shapes and dtypes of the images in a column, and the decoder of their pixels."""
 
     def __init__(self, guard: FileGuard, column: ImageColumn, subject: str, info: pa.Table) -> None:
-        # ``info`` has the fields of the column without pixels. ``subject`` names the column in errors.
-        self.guard, self.column, self._subject, self._info = guard, column, subject, info
+        # ``info`` has the ``header_fields`` of the column. ``subject`` names the column in errors.
+        self.guard, self.column, self._subject = guard, column, subject
         self.shapes, self.stored_dtypes, self.null = kinds_of(info, subject)
         self.dtypes = native(self.stored_dtypes)
         self.image_ids = read_ids(info)
         self.odd_order = _odd_chunk_orders(info)
         self.chunk_codec: str | None = None  # Codec that compresses each chunk, if the table knows it.
-
-    def metadata(self, index: int) -> dict[str, Any]:
-        try:
-            return schema.metadata_of(self._info.slice(index, 1).to_pylist()[0])
-        except MALFORMED as error:  # Such as text that is not UTF-8, or a time outside the range of datetime.
-            problem = f"{self.guard.path}: image {index}: metadata cannot be read: {error}; correct it"
-            raise FormatError(problem, image=index) from error
 
     @cached_property
     def image_bytes(self) -> Array:
@@ -183,11 +182,39 @@ class StoredTable(ABC):
         """Return columns as stored, in this order."""
 
     @abstractmethod
-    def read_header(self, column: ImageColumn, names: Sequence[str], *, look: bool) -> tuple[pa.Table, pa.Table]:
-        """Return the fields of an image column without pixels, and the columns ``names`` if they are read with these.
+    def read_fields(
+        self, column: ImageColumn, fields: Sequence[str], names: Sequence[str] = ()
+    ) -> tuple[pa.Table, pa.Table]:
+        """Return fields of an image column, and the other columns ``names``.
 
-        The fields of a null image are null. With ``look``, id, shape and dtype suffice, and the columns are required.
+        ``fields`` are the column's ``header_fields``, of which leaves for other purposes may be missing, or its
+        ``info_fields``. Those of a null image are null. A format without the option ``look`` may leave out ``names``.
         """
+
+    @cached_property
+    def _info(self) -> pa.Table:
+        """All fields of the image column without pixels, read at the first use of metadata."""
+        column = self.header.column
+        return self.read_again(lambda: self.read_fields(column, column.info_fields)[0])
+
+    def read_again(self, read: Callable[[], pa.Table]) -> pa.Table:
+        """Return what ``read`` returns after opening, one row per image; raise `FormatError` if the file changed."""
+        num_images = len(self.header.image_ids)
+        self.guard.refuse_changed()
+        with self.guard.interpreting():
+            table = read()
+            table.validate(full=True)
+        if len(table) != num_images:
+            raise self.rows_changed(len(table), num_images)
+        return table
+
+    def metadata(self, index: int) -> dict[str, Any]:
+        info = self._info
+        try:
+            return schema.metadata_of(info.slice(index, 1).to_pylist()[0])
+        except MALFORMED as error:  # Such as text that is not UTF-8, or a time outside the range of datetime.
+            problem = f"{self.path}: image {index}: metadata cannot be read: {error}; correct it"
+            raise FormatError(problem, image=index) from error
 
     def locate(self) -> None:  # noqa: B027  # A format may locate images when they are read.
         """Find out how pixels are read, as far as this is done at opening."""
@@ -252,7 +279,7 @@ class TableImages(Images):
 
     looked: tuple[pa.Table, pa.Table] | None = None
     stream = forwarded("table.stream")
-    metadata = forwarded("table.header.metadata")
+    metadata = forwarded("table.metadata")
     close = forwarded("table.close")
 
     def __init__(
@@ -269,17 +296,17 @@ class TableImages(Images):
         table, options, path = self.table, self._options, guard.path
         with_images = image_columns(table.schema)
         column = _choose_column(table, with_images, options.image_column)
-        other_images = [name for name in with_images if name != column.name]
+        other_images = list(filter(column.name.__ne__, with_images))
         subject = f"{path}, column {column.name!r}" if other_images else str(path)
-        if column.type not in OWN_TYPES and has_twins(column.type):
+        if not column.is_own and has_twins(column.type):
             problem = f"column {column.name!r} has a struct with two fields of the same name"
             raise FormatError(f"{path}: {problem}; rename one")
         names = table.schema.names if options.with_columns else []
-        others = [name for name in names if name not in with_images]
-        is_at_once = len(others) <= MAX_COLUMNS_AT_ONCE  # Other columns are read on request, except checksums.
+        others = list(filterfalse(with_images.__contains__, names))
+        early_names = columns_at_once(others)  # Other columns are read on request.
+        is_at_once = early_names is others
         look = options.look and is_at_once
-        early_names = others if is_at_once else [name for name in others if name == schema.CHECKSUM_COLUMN]
-        info, early = table.read_header(column, early_names, look=look)
+        info, early = table.read_fields(column, column.header_fields, early_names)
         info.validate(full=True)
         early.validate(full=True)
         make_header = partial(
@@ -307,10 +334,8 @@ class TableImages(Images):
             return
         stored = table.header = TableHeader(guard, column, subject, info)
         is_read = early_names and early.column_names == early_names
-        columns = plain_columns(early, str(path)) if is_read else _read_columns(table, early_names)
-        checksums, index = None, columns.schema.get_field_index(schema.CHECKSUM_COLUMN)
-        if index >= 0 and columns.schema.field(index).type == pa.string():
-            checksums, columns = columns[index], columns.remove_column(index)
+        read = early if is_read else _read_columns(table, list(early_names))
+        columns, checksums = columns_and_checksums(read, str(path))
         if not is_at_once:
             unread = [name for name in others if checksums is None or name != schema.CHECKSUM_COLUMN]
             columns = plain_schema(pa.schema(map(table.schema.field, unread)), str(path))
@@ -344,14 +369,7 @@ class TableImages(Images):
 def _read_columns(table: StoredTable, names: list[str]) -> pa.Table:
     if not names:
         return pa.table({})
-    num_images = len(table.header.image_ids)
-    table.guard.refuse_changed()
-    with table.guard.interpreting():
-        columns = table.read_columns(names)
-        columns.validate(full=True)
-    if len(columns) != num_images:
-        raise table.rows_changed(len(columns), num_images)
-    return plain_columns(columns, str(table.path))
+    return plain_columns(table.read_again(lambda: table.read_columns(names)), str(table.path))
 
 
 def _storage_of(table: StoredTable) -> Stored:
@@ -378,7 +396,7 @@ def _describe_columns(table: StoredTable, with_images: Mapping[str, ImageColumn]
     for name, column in with_images.items():
         try:
             with table.guard.reading():
-                info, _ = table.read_header(column, (), look=False)
+                info, _ = table.read_fields(column, column.header_fields)
             columns.append(ImagesOf.of(name, kinds_of(info, str(table.path))))
         except OMEArrowDSError as error:
             columns.append(ImagesOf(name, problem=str(error)))
@@ -388,9 +406,9 @@ def _describe_columns(table: StoredTable, with_images: Mapping[str, ImageColumn]
 def _choose_column(table: StoredTable, candidates: Mapping[str, ImageColumn], requested: str | None) -> ImageColumn:
     """Return the requested image column or the default one, or raise `ColumnError` or `ImageColumnError`."""
     path, names = table.path, table.schema.names
-    twins = Counter(names).most_common(1)
-    if twins and twins[0][1] > 1:
-        raise ColumnError(f"{path}: several columns have the name {twins[0][0]!r}; rename all but one")
+    if len(set(names)) < len(names):
+        twin, _ = Counter(names).most_common(1)[0]
+        raise ColumnError(f"{path}: several columns have the name {twin!r}; rename all but one")
     default = [schema.COLUMN] if schema.COLUMN in candidates else list(candidates)
     if not candidates:
         types = ", ".join(f"{field.name}: {str(field.type)[:40]}" for field in table.schema)
@@ -464,7 +482,7 @@ def _odd_chunk_orders(info: pa.Table) -> Array:
     if "chunk_order" not in grid.type.names:
         return none
     orders = grid.field("chunk_order")
-    if is_text(orders.type) and set(pc.unique(orders).cast(pa.binary()).to_pylist()) <= {b"ZYX", b"", None}:
+    if orders.type == pa.string() and set(pc.unique(orders).view(pa.binary()).to_pylist()) <= {b"ZYX", b"", None}:
         return none
     is_odd = flags(pc.and_(grid.is_valid(), orders.is_valid()))
     if is_text(orders.type):  # `utf8_upper` would raise an error for invalid UTF-8.

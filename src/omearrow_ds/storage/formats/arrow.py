@@ -105,8 +105,9 @@ class ArrowTable(StoredTable):
         self._file = ProcessLocal(self._open)
         self.schema = self._file.get().reader.schema
 
-    def read_header(self, column: ImageColumn, names: Sequence[str], *, look: bool) -> tuple[pa.Table, pa.Table]:
-        fields = [name for name in ("id", "pixels_meta") if name in column.fields] if look else column.info_fields
+    def read_fields(
+        self, column: ImageColumn, fields: Sequence[str], names: Sequence[str] = ()
+    ) -> tuple[pa.Table, pa.Table]:
         infos, columns = [], []
         for batch in self._batches([column.name, *names]):
             infos.append(pa.RecordBatch.from_struct_array(batch.column(column.name)).select(fields))

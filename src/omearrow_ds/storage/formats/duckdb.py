@@ -233,10 +233,12 @@ class DuckDBTable(StoredTable):
         self._set_rows(self._key)
         self.close()
 
-    def read_header(self, column: ImageColumn, names: Sequence[str], *, look: bool) -> tuple[pa.Table, pa.Table]:
-        del names, look
-        image, fields = identifier(column.name), map(identifier, column.info_fields)
-        listed = ", ".join(f"{image}.{field} AS {field}" for field in fields)
+    def read_fields(
+        self, column: ImageColumn, fields: Sequence[str], names: Sequence[str] = ()
+    ) -> tuple[pa.Table, pa.Table]:
+        del names
+        image = identifier(column.name)
+        listed = ", ".join(f"{image}.{field} AS {field}" for field in map(identifier, fields))
         return self._query(f"SELECT {listed}", f"ORDER BY {self._row_number}"), pa.table({})
 
     def read_columns(self, names: list[str]) -> pa.Table:

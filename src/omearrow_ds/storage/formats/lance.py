@@ -200,10 +200,12 @@ class LanceTable(StoredTable):
             problem = "needs pixel pages that are uncompressed or compressed with zstd"
             raise ArgumentError(problem, path=self.path, option="engine", value="pages", remedy="pass engine=None")
 
-    def read_header(self, column: ImageColumn, names: Sequence[str], *, look: bool) -> tuple[pa.Table, pa.Table]:
-        del names, look
-        info = self._read_all([f"{column.name}.{name}" for name in column.info_fields])
-        return unnest(info[column.name]).select(column.info_fields), pa.table({})
+    def read_fields(
+        self, column: ImageColumn, fields: Sequence[str], names: Sequence[str] = ()
+    ) -> tuple[pa.Table, pa.Table]:
+        del names
+        info = self._read_all([f"{column.name}.{name}" for name in fields])
+        return unnest(info[column.name]).select(fields), pa.table({})
 
     def read_columns(self, names: list[str]) -> pa.Table:
         return self._read_all(names).select(names)

@@ -30,7 +30,7 @@ from omearrow_ds.storage.formats._base import BLOCK_BYTES, Array, Block, group_b
 from omearrow_ds.storage.formats._columns import columns_at_once
 from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
-from omearrow_ds.storage.formats._image_columns import PIXELS_META, ImageColumn, holds_pixels
+from omearrow_ds.storage.formats._image_columns import HEADER_LEAVES, ImageColumn, holds_pixels
 from omearrow_ds.storage.formats._parquet_pages import ColumnChunk, PageReader, Pages, find_pages, plain_layout
 from omearrow_ds.storage.formats._stored import Stored, groups, images_in, join_names
 from omearrow_ds.storage.formats._table import StoredTable, TableImages, TableOptions, as_arrays, open_bytes, unnest
@@ -82,10 +82,13 @@ class ParquetTable(StoredTable):
         groups = map(file.metadata.row_group, range(file.num_row_groups))
         self.starts = list(itertools.accumulate(map(attrgetter("num_rows"), groups), initial=0))
 
-    def read_header(self, column: ImageColumn, names: Sequence[str], *, look: bool) -> tuple[pa.Table, pa.Table]:
-        ids = ["id"] if "id" in column.fields else []
-        fields = [*ids, *(f"pixels_meta.{name}" for name in PIXELS_META)] if look else column.info_fields
-        table = self._read_whole([*[f"{column.name}.{name}" for name in fields], *names])
+    def read_fields(
+        self, column: ImageColumn, fields: Sequence[str], names: Sequence[str] = ()
+    ) -> tuple[pa.Table, pa.Table]:
+        leaves = HEADER_LEAVES if column.is_own and fields == column.header_fields else fields
+        table = self._read_whole([*[f"{column.name}.{leaf}" for leaf in leaves], *names])
+        if self.objects is None and fields == column.info_fields:
+            self._file.close()
         return unnest(table[column.name]), table.select(names)
 
     def locate(self) -> None:
@@ -95,12 +98,13 @@ class ParquetTable(StoredTable):
         if must_cut and leaf is not None and not leaf.chunks and self.starts[-1]:
             problem = "needs plainly encoded pixel pages"
             raise ArgumentError(problem, path=self.path, option="engine", value="pages", remedy="pass engine=None")
-        if self.objects is None or not self.is_wide:  # The footer of a wide table is large.
-            self._file.close()
         if self.objects is not None:
+            _ = self._info  # Its ranges are cached as well.
             self._reader.get().file.clear_cache()
         elif must_cut:
             self._reader.close()
+        if self.objects is None or not self.is_wide:  # The footer of a wide table is large.
+            self._file.close()
 
     def _read_whole(self, paths: list[str]) -> pa.Table:
         """Return columns, or fields of them, with the number of rows that the footer states."""

@@ -29,7 +29,7 @@ from omearrow_ds.storage.byte_source import MappedFile
 from omearrow_ds.storage.formats._base import Array, Block, group_by_part, split_groups
 from omearrow_ds.storage.formats._file_guard import FileGuard
 from omearrow_ds.storage.formats._handles import ProcessLocal
-from omearrow_ds.storage.formats._image_columns import PIXELS_META, ImageColumn
+from omearrow_ds.storage.formats._image_columns import ImageColumn
 from omearrow_ds.storage.formats._stored import Stored, groups, join_names
 from omearrow_ds.storage.formats._stream import Stream
 from omearrow_ds.storage.formats._table import (
@@ -152,13 +152,11 @@ class VortexTable(StoredTable):
         self._file = ProcessLocal(self._open)
         self.schema = self._file.get().file.to_arrow().schema
 
-    def read_header(self, column: ImageColumn, names: Sequence[str], *, look: bool) -> tuple[pa.Table, pa.Table]:
-        image = expr.column(column.name)
-        if not look:
-            return unnest(self._read(expr.select(column.info_fields, image))), pa.table({})
-        fields: dict[str, Any] = {"id": image["id"]} if "id" in column.fields else {}
-        fields["pixels_meta"] = expr.pack({name: image["pixels_meta"][name] for name in PIXELS_META})
-        packed = expr.pack({"fields": expr.pack(fields), "others": expr.select(list(names), expr.root())})
+    def read_fields(
+        self, column: ImageColumn, fields: Sequence[str], names: Sequence[str] = ()
+    ) -> tuple[pa.Table, pa.Table]:
+        of_images = expr.select(fields, expr.column(column.name))
+        packed = expr.pack({"fields": of_images, "others": expr.select(list(names), expr.root())})
         table = unnest(self._read(packed))  # By one scan.
         return unnest(table["fields"]), unnest(table["others"])
 
