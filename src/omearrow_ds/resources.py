@@ -69,10 +69,10 @@ def image_bytes(shapes: Array, dtypes: Sequence[np.dtype[Any]]) -> Array:
 
 def split_by_bytes(sizes_bytes: Array, max_bytes: int) -> Iterator[slice]:
     """Yield slices of consecutive items; each slice has at most ``max_bytes`` in total, or is one larger item."""
-    ends, start = np.cumsum(sizes_bytes), 0
+    ends, start = sizes_bytes.cumsum(), 0
     while start < len(ends):
         limit_bytes = max_bytes + (int(ends[start - 1]) if start else 0)
-        stop = max(start + 1, int(np.searchsorted(ends, limit_bytes, side="right")))
+        stop = max(start + 1, int(ends.searchsorted(limit_bytes, side="right")))
         yield slice(start, stop)
         start = stop
 

@@ -38,9 +38,11 @@ class EpochProgress:
     consumed: int = 0
 
     def set_length(self, sampler: Any) -> None:
-        """Set the number of batches to that of a batch sampler, if it has a length."""
-        with suppress(TypeError, NotImplementedError):
+        """Set the number of batches to that of a batch sampler, None if it has no length."""
+        try:
             self.total = self.first + len(sampler)
+        except (TypeError, NotImplementedError):
+            self.total = None
 
     def deliver(self, number: int) -> None:
         if number == self.batches:
@@ -128,8 +130,9 @@ class LoaderPosition:
     def pop_chosen(self) -> int | None:
         chosen = self.choices[-1] if self.choices else None
         self.choices.clear()
-        if self.sampler_epoch != self._epoch_of_sampler:
-            chosen = self.sampler_epoch = self._epoch_of_sampler
+        epoch = self._epoch_of_sampler
+        if self.sampler_epoch != epoch:
+            chosen = self.sampler_epoch = epoch
         self.was_chosen = self.was_chosen or chosen is not None
         return chosen
 
@@ -143,7 +146,7 @@ class LoaderPosition:
         if saved is not None and (chosen is None or chosen <= saved.epoch):
             return saved, None
         if chosen is None and (not self.sets_epochs or (self.was_chosen and not is_single)):
-            chosen = self._epoch_of_sampler
+            chosen = self.sampler_epoch
         if chosen is not None:
             return EpochProgress(chosen), saved
         last = self.progress
@@ -157,10 +160,10 @@ class LoaderPosition:
 
     def set_samplers(self, epoch: int, *, always: bool) -> None:
         """Set the epoch of the samplers, if the loader created them or ``always`` is True."""
-        for sampler in self.samplers if always or self.sets_epochs else ():
-            if _has_set_epoch(sampler):
+        if always or self.sets_epochs:
+            for sampler in filter(_has_set_epoch, self.samplers):
                 sampler.set_epoch(epoch)
-        self.sampler_epoch = self._epoch_of_sampler
+            self.sampler_epoch = self._epoch_of_sampler
 
     def following(self) -> EpochProgress:
         if not self.progress.ended:

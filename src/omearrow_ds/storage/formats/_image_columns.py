@@ -49,7 +49,7 @@ class ImageColumn:
     @property
     def pixel_field(self) -> str:
         """Name of the field whose pixels are read first: ``chunks`` if present, else ``planes``."""
-        return next(name for name in _PIXEL_FIELDS if name in self.fields)
+        return "chunks" if "chunks" in self.fields else "planes"
 
 
 class Kinds(NamedTuple):

@@ -465,7 +465,7 @@ def _cut(lists: pa.Array, size_bytes: Array, kinds: Sequence[Kind]) -> Array | l
             return None
     flat = np.frombuffer(data, np.uint8)
     shape, dtype = kinds[0]
-    if all(kind is kinds[0] for kind in kinds):
+    if kinds.count(kinds[0]) == len(kinds):
         return flat[starts[0] : stops[-1]].view(dtype).reshape(-1, *shape)
     spans = zip(starts.tolist(), stops.tolist(), kinds, strict=True)
     return [flat[start:stop].view(dtype).reshape(shape) for start, stop, (shape, dtype) in spans]
