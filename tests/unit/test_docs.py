@@ -26,11 +26,31 @@ from tests.support.plates import written_plate
 
 # Tests elsewhere run these, as they need several processes.
 ELSEWHERE = {"docs/how-to/several-hosts.md": "tests/unit/loader/test_training.py"}
+_CODE = re.compile(r"`([^`\n]+)`")
+_FILE = re.compile(r"(?<![\w/.])(?:(?:tests|benchmarks|docs|src/omearrow_ds)/[\w./-]+|\.ci/[\w-]+)")
 SCRIPTS = np.random.default_rng(13).integers(0, 256, (6, 1, 1, 1, 20, 24), np.uint8)
 
 
 def name_of(page):
     return str(page.relative_to(ROOT))
+
+
+def find_modules(folder):
+    return (ROOT / folder).rglob("*.py")
+
+
+def missing_names(text):
+    """Return names in inline code of files, modules and make targets that this repository lacks."""
+    code = "\n".join(_CODE.findall(text))
+    files = _FILE.findall(code)
+    missing = [name for name in files if not (ROOT / name).exists()]
+    test_files = {file.name for folder in ("tests", "benchmarks") for file in find_modules(folder)}
+    missing += [name for name in re.findall(r"(?<![\w/.])test_\w+\.py\b", code) if name not in test_files]
+    for module in re.findall(r"python -m ((?:benchmarks|tests)(?:\.\w+)*)", code):
+        path = ROOT / module.replace(".", "/")
+        missing += [] if path.with_suffix(".py").exists() or (path / "__main__.py").exists() else [module]
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    return missing + [f"make {name}" for name in re.findall(r"\bmake ([a-z-]+)", code) if name not in targets]
 
 
 def exported():
@@ -373,6 +393,31 @@ def test_a_block_is_told_from_what_is_around_it(tmp_path):
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_lines_of_prose_have_at_most_100_characters(page):
     assert long_lines(page) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_no_line_is_a_comment_of_the_site(page):
+    assert [line for _, line in prose(page) if line.lstrip().startswith("%")] == []  # MyST omits such lines.
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_modules_and_targets_in_code_exist(page):
+    assert missing_names(page.read_text(encoding="utf-8")) == []
+
+
+def test_missing_names_are_files_modules_and_targets_of_this_repository():
+    text = "`tests/unit/test_docs.py` `make test` `python -m tests.contract` `src/other/project.py` `make(shape)`"
+    assert missing_names(text) == []
+    text = "`see tests/unit/test_gone.py` `test_lost.py` `python -m benchmarks.gone` `make gone`"
+    assert missing_names(text) == ["tests/unit/test_gone.py", "test_lost.py", "benchmarks.gone", "make gone"]
+
+
+def test_classes_for_contributors_exist():
+    """Classes of other libraries look like missing ones, so other pages are not checked."""
+    text = "".join(_CODE.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")))
+    classes = {name for name in re.findall(r"\b(?:[A-Z][a-z0-9]+){2,}\b", text) if not name.startswith("Your")}
+    code = "".join(file.read_text(encoding="utf-8") for folder in ("src", "tests") for file in find_modules(folder))
+    assert classes == {name for name in classes if re.search(rf"^ *class {name}\b", code, re.MULTILINE)}
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if ROOT / "docs" in page.parents], ids=name_of)
