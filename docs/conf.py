@@ -7,6 +7,7 @@ The source directory is the repository, so that relative links work on the site 
 
 from __future__ import annotations
 
+import re
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,9 @@ ROOT = Path(__file__).resolve().parent.parent
 REPORT = ROOT / "results" / "report.html"  # Written by the last `make bench` in this checkout.
 COMMAND_LINE = ROOT / "docs" / "reference" / "command-line.md"  # Generated, not committed.
 OPTIONS = COMMAND_LINE.with_name("options.md")  # Generated, not committed.
+_CODE_WORD = re.compile(
+    r"--[a-z][a-z-]+|\S*[{_]\S*\b|~/\S+\b"
+)  # Flags, names and patterns in help texts.
 
 project = "omearrow-ds"
 author = "omearrow-ds developers"
@@ -56,6 +60,7 @@ exclude_patterns = [
 autodoc_typehints = "none"  # Docstrings state types with units and shapes.
 napoleon_use_ivar = True
 autodoc_member_order = "bysource"
+toc_object_entries_show_parents = "hide"  # Full names do not fit next to the page.
 default_role = "code"
 suppress_warnings = ["ref.python"]  # A type such as "path" can be the name of several attributes.
 myst_heading_anchors = 4
@@ -112,9 +117,10 @@ def describe_options(record: type[OptionRecord]) -> str:
     lines = ["| option | flag | default | allowed | meaning |", "|---|---|---|---|---|"]
     for declared in options_of(record):
         rule, flag = rule_of(declared), flag_of(declared)
-        least = "" if rule.minimum is None else f"from {rule.minimum}"
+        bound = "above" if rule.kind == "number" else "from"
+        least = "" if rule.minimum is None else f"{bound} {rule.minimum}"
         allowed = ", ".join(f"`{choice!r}`" for choice in rule.choices) or least
-        meaning = rule.help.replace("|", "\\|")
+        meaning = _CODE_WORD.sub(r"`\g<0>`", rule.help.replace("|", "\\|"))
         cells = [
             f"`{declared.name}=`",
             f"`{flag}`" if flag else "",
