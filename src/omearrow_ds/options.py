@@ -91,7 +91,7 @@ def check_choice(name: str, value: Any, choices: Sequence[Any], also: str) -> No
 
 
 def check_names(name: str, value: Any, allowed: str, count: int | None = None, **fields: Any) -> list[str]:
-    """Return one name or a sequence of ``count`` distinct names as a list, or raise `ArgumentError` with ``fields``."""
+    """Return one name, or ``count`` distinct names, as a list; ``fields`` are attributes of the `ArgumentError`."""
     # Sets are refused, because their order differs between processes.
     names = [value] if isinstance(value, str) else list(value) if isinstance(value, Sequence) else []
     are_strings = bool(names) and all(isinstance(item, str) for item in names)
@@ -121,7 +121,7 @@ class OptionRecord:
 
     @classmethod
     def checked(cls, passed: Mapping[str, Any], known: Iterable[str], owner: str) -> Self:
-        """Return a record of keywords, of which those with the value None were left out; see `refuse_unknown`."""
+        """Return a record of the keywords that are not None; raise an error for unknown ones, see `refuse_unknown`."""
         refuse_unknown(passed, known, owner)
         return cls(**{name: value for name, value in passed.items() if value is not None})
 

@@ -69,7 +69,7 @@ def tie_ratio(rounds: int, *noises: float) -> float:
 
 
 def mostly_agree(rounds: Iterable[bool]) -> bool:
-    """Return whether almost all rounds are True: by chance in 1 of 8 cases for 3 rounds, in at most 1 of 28 for 5."""
+    """Return whether almost all rounds are True; by chance, 3 rounds are in 1 of 8 cases, 5 in at most 1 of 28."""
     votes = list(rounds)
     return votes.count(False) <= len(votes) // _DISSENT
 

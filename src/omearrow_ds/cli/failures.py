@@ -118,7 +118,7 @@ def _show_flag(flags: Mapping[str, str], option: str, value: Any) -> str:
 
 
 def _show_text(flags: Mapping[str, str], message: str) -> str:
-    """Return a text with the arguments in it replaced by flags, also in ``target_storage=Storage(endpoint=)``."""
+    """Return a text in which flags replace arguments, including ``target_storage=Storage(endpoint=)``."""
 
     def shown(match: re.Match[str]) -> str:
         start, name, field = match.groups()

@@ -91,7 +91,7 @@ def _facts(description: Description, *, is_filtered: bool) -> list[tuple[str, st
 
 
 def _image_columns(facts: Description) -> list[tuple[str, str]]:
-    """Return the image columns that are opened, and all image columns if there are several or one has nulls."""
+    """Return lines on the opened image columns, and on all image columns if there are several or one has nulls."""
     opened = " and ".join(facts.image_column)
     if len(facts.image_column) > 1:
         opened = f"{opened}, joined along C"

@@ -205,7 +205,7 @@ class _Pieces:
         return placed
 
     def _plain(self, pieces: Array, rows: Array, compression: Sequence[str | None]) -> Array:
-        """Return whether each piece has one of these compressions, and the dtype of its row."""
+        """Return one bool per piece: whether it has a listed compression, and the dtype that its row has."""
         good = np.ones(len(pieces), bool)
         if "compression" in self._names:
             compressions = self._structs.field("compression")

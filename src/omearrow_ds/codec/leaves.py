@@ -23,7 +23,7 @@ numbers: Callable[[pa.Array], Array] = np.from_dlpack
 
 
 class ListLeaf:
-    """Pixels as lists of numbers; those of list views may be scattered, so that no slice contains several pieces."""
+    """Pixels as lists of numbers. Lists of a list view may be scattered; then each piece must be sliced separately."""
 
     _has_bytes = False  # Whether positions are those of bytes.
     _nulls: Array | None = None
@@ -41,7 +41,7 @@ class ListLeaf:
         return self._valid is None or bool(self._valid[piece])
 
     def holds(self, pieces: Array, counts: Array, itemsizes: Array) -> Array:
-        """Return one bool per piece: whether it has ``counts`` pixels without nulls that `run` can slice as stored."""
+        """Return one bool per piece: whether it stores ``counts`` contiguous pixels without nulls, as `run` needs."""
         if self._is_scattered:
             return np.zeros(len(pieces), bool)
         good: Array = self.stops[pieces] - self.starts[pieces] == (counts * itemsizes if self._has_bytes else counts)
@@ -53,7 +53,7 @@ class ListLeaf:
         return good
 
     def run(self, first: int, count: int, dtype: np.dtype[Any]) -> Array:
-        """Return ``count`` pixels from the start of piece ``first``; those of bytes have ``dtype``."""
+        """Return ``count`` pixels from the start of piece ``first``; stored bytes are viewed as ``dtype``."""
         start = self.starts[first]
         if self._has_bytes:
             return self._data[start : start + count * dtype.itemsize].view(dtype)

@@ -381,7 +381,7 @@ class Collection(StoredImages):
             request_files(chain.from_iterable(map(self.source.details.files_of, positions)), max_bytes)
 
     def full_image_layout(self) -> tuple[Cut, list[Divisor], Array | None]:
-        """Return the cut of images of one shape, with all axes, their scalings, and the scaling of each image."""
+        """Return the cut of equally shaped images, with all axes, the scalings, and the scaling index of each image."""
         kinds, shape = self.plan.kinds, tuple(self.shapes[0].tolist())
         cut = replace(self.sample_axes, axes=AXES).cut(shape, str(self.path))
         divisors = [self._normalizer.divisor(index, self.dtypes[index], shape, cut) for index in kinds.first]

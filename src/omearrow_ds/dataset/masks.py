@@ -65,7 +65,7 @@ class MaskedSamples:
         return have_objects
 
     def _masks(self, positions: list[int], boxes: Boxes | None, allocate: Allocate) -> Any:
-        """Return the masks of samples, which are crops at ``boxes`` of the images if these are crops."""
+        """Return the masks of samples: whole masks, or their crops at ``boxes``."""
         if boxes is None:
             return self.collection.batch(self.mask_of[positions].tolist(), allocate)
         return self.collection.batch(positions, allocate, np.concatenate([self.mask_of[boxes[:1]], boxes[1:]]))

@@ -169,7 +169,7 @@ def _progress_bar(source: Images) -> Iterator[Done | None]:
 
 
 def _layout(shapes: Array, dtypes: Sequence[np.dtype[Any]]) -> tuple[bool, list[int]]:
-    """Return whether images are alike, and N + 1 byte offsets, contiguous for one array of them, otherwise aligned."""
+    """Return whether all images are alike, and N + 1 byte offsets, which are aligned if images differ."""
     is_uniform = len(shapes) > 0 and bool((shapes == shapes[0]).all()) and len(set(dtypes)) == 1
     lengths = image_bytes(shapes, dtypes)
     if not is_uniform:

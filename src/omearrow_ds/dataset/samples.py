@@ -583,7 +583,7 @@ class StoredSamples(Dataset[Any]):
         return BatchedConcat([self, other])
 
     def _with_reader(self, collection: Collection, masks: Collection | None = None) -> Self:
-        """Return a dataset of these samples from other collections of these images, or the first ones, and masks."""
+        """Return this dataset with other readers of images and masks; ``collection`` may have only the first images."""
         masked = self._masks if masks is None or self._masks is None else replace(self._masks, collection=masks)
         other = copy_with(self, _collection=collection, _masks=masked)
         if len(collection) != len(self._collection):

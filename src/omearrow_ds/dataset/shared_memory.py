@@ -224,7 +224,7 @@ _CAPACITY = operator.attrgetter("capacity_bytes")
 
 
 class BatchBufferPool:
-    """Buffers of batches: a few of them are spare.
+    """Reusable buffers for batches; a few free ones are kept.
 
     - Private memory serves large batches that are used in the process that creates them. The system allocator unmaps
       and remaps memory above 32 MiB, and each page is cleared again: a batch of 64 at 512 x 512 took 15 ms instead of

@@ -140,7 +140,7 @@ def _by_samples(samples: int, shares: Sequence[Fraction], classes: Array | None,
 
 
 def _by_groups(groups: Array, count: int, shares: Sequence[Fraction], classes: Array | None, random: Any) -> Array:
-    """Return the part of each group: without classes, the one that is furthest below its share of the samples.
+    """Return the part for each group. Without classes, it is the part that lacks most samples of its share.
 
     With classes, it is the part where the sum of the squared deviations of classes from their shares grows least. For
     ``g`` samples of a class of ``n`` and a part that lacks ``b``, it grows by ``(g * g - 2 * g * b) / n**2``.

@@ -73,7 +73,7 @@ class Targets:
 
 
 class _TargetColumn(NamedTuple):
-    """Values of a column, function that copies a mutable one, texts of codes, and mask of the valid values."""
+    """Values of a column, a function that copies mutable values, texts of codes, and a mask of valid values."""
 
     values: list[Any]
     copy: Callable[[Any], Any] | None
@@ -166,9 +166,9 @@ def _refuse_unknown(source: ColumnReader, name: str, column: pa.ChunkedArray, cl
     unknown = [text for text in pc.unique(column.drop_null().cast(pa.large_string())).to_pylist() if text not in known]
     if unknown:
         near = nearest(unknown[0], classes, _NEAREST)
-        classes_text = f"nearest: {', '.join(map(repr, near))}" if near else reprlib.repr(classes)
+        classes_text = f"(nearest: {', '.join(map(repr, near))})" if near else reprlib.repr(classes)
         more = f" and {len(unknown) - 1:,} other values" if len(unknown) > 1 else ""
-        problem = f"column {name!r} has {unknown[0]!r}{more} outside the {len(classes):,} classes ({classes_text})"
+        problem = f"column {name!r} has {unknown[0]!r}{more} outside the {len(classes):,} classes {classes_text}"
         raise error(problem, remedy="add missing values to classes=, or correct the column")
 
 

@@ -187,7 +187,7 @@ class Stacks:
         return not is_resident(_address(image) + middle)
 
     def page_ranges(self, indices: Array, rows: Rows | None = None) -> Array:
-        """Return the page ranges, see `request_pages`, of images, or of rows of images (T, C, Z, Y, X).
+        """Return the page ranges of images, or of rows of images (T, C, Z, Y, X); see `request_pages`.
 
         Images whose page ranges were returned recently are left out.
         """
@@ -210,7 +210,7 @@ class Stacks:
 
     @functools.cached_property
     def _image_range(self) -> tuple[int, int] | None:
-        """Offset and length of the bytes of an image and before its chunks if they are one range; None for regions."""
+        """Offset and length of the range of an image and the bytes before its chunks; None if it is not one range."""
         prefixes, addresses = self.prefixes, self.addresses
         if prefixes is None or not len(addresses) or addresses[0] != prefixes.addresses[0]:
             return None

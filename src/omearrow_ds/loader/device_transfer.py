@@ -39,7 +39,7 @@ def pixel_device(dataset: Any) -> torch.device | None:
 
 
 class RawTransfer:
-    """Transfer of batches as raw pixels, those of ``dataset``, that are normalized on the device.
+    """Transfer of batches as raw pixels of ``dataset``, which are normalized on the device.
 
     `stored_transfer_blocker` returns None for the original dataset. With ``pinned``, batches are in pinned memory.
     """

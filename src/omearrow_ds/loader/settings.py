@@ -385,7 +385,7 @@ def may_draw_random(dataset: Any, collate_fn: Any) -> bool:
 
 
 def every_part(dataset: Any, holds: Callable[[StoredSamples], bool]) -> bool:
-    """Whether all datasets below are of this package, none a subclass that creates samples, and ``holds`` is true."""
+    """Whether all wrapped datasets create samples as in this package, and ``holds`` is true for each."""
     methods = StoredSamples.__getitem__, StoredSamples.__getitems__
     return all(
         isinstance(part, StoredSamples) and methods == (type(part).__getitem__, type(part).__getitems__) and holds(part)

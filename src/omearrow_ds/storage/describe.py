@@ -181,7 +181,7 @@ def _kinds(shapes: Mapping[tuple[int, ...], int], dtypes: Mapping[str, int]) -> 
 
 
 def _channels(source: Images, described: Sequence[Mapping[str, Any]]) -> list[str | None] | None:
-    """Return the channels' names if all images have equally many, and the inspected ones agree."""
+    """Return the channel names if all images have the same number of channels, and the inspected images agree."""
     numbers = set(source.header.shapes[:, 1].tolist())
     names = {tuple(channel["name"] for channel in metadata["channels"]) for metadata in described}
     if len(numbers) > 1 or len(names) != min(1, len(source)):

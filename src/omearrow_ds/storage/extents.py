@@ -267,7 +267,7 @@ class ExtentReader:
         return images
 
     def _in_parallel(self, function: Callable[[Sequence[Item]], list[Result]], items: Sequence[Item]) -> list[Result]:
-        """Return the results of a function of some items, for all items; one call per thread has one item."""
+        """Return the results for all items: of one call, or of one call per item in threads."""
         if self._max_parallel_files == 1 or len(items) <= 1:
             return function(items)
         with ThreadPoolExecutor(min(len(items), self._max_parallel_files), "omearrow-ds-chunks") as pool:
@@ -342,7 +342,7 @@ def whole_windows(shape: Shape, chunk_shape: Shape, shard: Shape) -> list[_FileW
 
 
 def file_windows(region: Region, shape: Shape, chunk_shape: Shape, shard: Shape) -> list[_FileWindow]:
-    """Return the chunks that a region meets: number of the file and in the file, window of the chunk and the region."""
+    """Return file number, number in the file, chunk window and region window of each chunk that a region overlaps."""
     windows = []
     for position, inner, outer in chunk_windows(region, chunk_shape):
         file_number = chunk_number = 0

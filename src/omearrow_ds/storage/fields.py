@@ -454,7 +454,7 @@ def assemble(
 
 
 def _steps(existing: Sequence[set[str]]) -> list[list[str]]:
-    """Return the sorted times or Z positions that each field should have, from the existing ones of each."""
+    """Return the sorted times or Z positions that each field should have, based on its existing files."""
     # Fields may end early. If one field has all, no other may omit one before its last, as later ones would shift.
     every = sorted(set[str]().union(*existing), key=natural_key)
     if len(every) not in map(len, existing):

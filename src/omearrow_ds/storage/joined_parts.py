@@ -129,7 +129,7 @@ def _inspect_all(opening: _Opening, parts: Sequence[Part]) -> list[Header]:
 
 
 def _inspect(opening: _Opening, part: Part, *, look: bool = True) -> _Inspected:
-    """Return the header of a collection that is then closed, with all columns unless the table is wide."""
+    """Return the header of a collection, with all columns unless the table is wide, and close the collection."""
     # If it can be inspected without reading, the stored info and columns are also returned, and are not in the header.
     with closing(opening(part.path, look=look)) as source:
         header, stored = replace(source.header, find_groups=lambda: None), source.header.columns
@@ -221,7 +221,7 @@ def _columns(parts: Sequence[Part], known: Sequence[Header], path: Path) -> pa.T
 
 
 def _join(tables: Sequence[pa.Table], parts: Sequence[Part], path: Path) -> pa.Table:
-    """Return tables, the last ones of ``parts``, joined by name; raise `ColumnError` for types without a common one."""
+    """Join tables by column name, the last of which are those of ``parts``; refuse types without a common type."""
     table = _promoted(tables)
     if table is not None:
         return table.combine_chunks()

@@ -233,7 +233,7 @@ def _is_plate(columns: pa.Table) -> bool:
 
 
 def _refuse_sites(source: ColumnReader, joined: InputTable, pairs: Pairs, plate: int) -> None:
-    """Raise `MetadataError` if a site is 0 or above the largest of its plate: that of images (0) or the table (1)."""
+    """Raise `MetadataError` for a site that is 0 or too large; side ``plate`` (0: images, 1: table) has valid sites."""
     others = [pair for pair in pairs if pair[0] != SITE]
     column = dict(pairs)[SITE]
     numbers = _numbers_of(source.column(SITE)), _numbers_of(joined.table[column])
@@ -256,7 +256,7 @@ def _refuse_sites(source: ColumnReader, joined: InputTable, pairs: Pairs, plate:
 
 
 def _refuse_paths(source: ColumnReader, joined: InputTable, pairs: Pairs) -> None:
-    """Raise `MetadataError` if only one of images and table has a path 0, since the other one may have sites."""
+    """Raise `MetadataError` if only the images, or only the table, contain 0: the others may be sites, from 1."""
     others = [pair for pair in pairs if pair[0] != FIELD]
     keys = JoinKeys(source, joined, others)
     is_shared = np.isin(keys.rows, keys.images) & (keys.rows >= 0)

@@ -141,7 +141,7 @@ def _are_images(path: Path, table: pa.Table, name: str) -> bool:
 def _of_fields(
     path: Path, table: pa.Table, names: Mapping[str, str], files: Sequence[ListedFile | None], first: Any, same_row: Any
 ) -> dict[str, Any]:
-    """Return the columns of the fields, one row each; columns that differ within a field describe its cells.
+    """Return the columns that are equal in all rows of a field, with one row per field; others describe cells.
 
     Raises `FormatError` if rows of equal files are of different plates, wells or sites; null and NaN are unknown.
     """

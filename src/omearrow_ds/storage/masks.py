@@ -102,7 +102,7 @@ def _paired(source: Images, masks: Any, opening: OpenOptions) -> tuple[Images, A
 
 
 def _named(source: Images, name: str, opening: OpenOptions) -> tuple[Images, Array] | None:
-    """Return masks that are stored with the images, or in files named by these; None if the name is a path."""
+    """Return masks that are stored with the images, or in files of a pattern; None if ``name`` is a path."""
     header = source.header
     if name in header.other_image_columns:
         changed = {"image_column": name, "nulls": "skip", "columns": None, "on": None, "column_types": None}

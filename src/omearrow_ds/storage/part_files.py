@@ -33,7 +33,7 @@ _VERSION = re.compile(r"v?(\d+)")
 
 
 def has_hidden(names: Sequence[str], steps: Sequence[str]) -> bool:
-    """Whether a glob skips a path because of a hidden name that no step with the same first character matches."""
+    """Whether a glob skips a path: a name is hidden, and no step that begins with the same character matches it."""
     hidden = [name for name in names if name.startswith(_HIDDEN)]
     return any(not any(step[:1] == name[0] and fnmatchcase(name, step) for step in steps) for name in hidden)
 

@@ -199,7 +199,7 @@ class PartsTarget:
         if missing:
             listed = ", ".join(f"{number + 1}" for number in missing[:_MAX_LISTED])
             more = f" and {len(missing) - _MAX_LISTED:,} more" if len(missing) > _MAX_LISTED else ""
-            problem = f"{count_written(len(records), total)} (missing: parts {listed}{more})"
+            problem = f"{count_written(len(records), total)} (missing part numbers: {listed}{more})"
             remedy = "run the command without --task to write missing parts, or repeat unfinished commands with --task"
             refuse(self.path, problem, remedy)
         written = [records[number] for number in range(total)]

@@ -299,7 +299,7 @@ class _Histogram:
         self._images += 1
 
     def measured(self) -> tuple[Any, ...]:
-        """Return the values of `_SCHEMA` from ``images`` on."""
+        """Return the values of the columns of `_SCHEMA` that begin with ``images``."""
         values = np.flatnonzero(self._counts)
         counts, values = self._counts[values], (values + _LOWEST).astype(np.float64)
         number = int(counts.sum())

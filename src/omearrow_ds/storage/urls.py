@@ -72,7 +72,7 @@ class Prefetcher(Generic[Key, Value]):
         self._lock = threading.Lock()
 
     def schedule(self, fetches: Mapping[Key, Callable[[], Value]]) -> None:
-        """Begin fetches in this order; forget previous ones that are not among them, unless all are queued already."""
+        """Queue fetches in this order, and drop other queued ones; do nothing if all of them are queued already."""
         with self._lock:
             if self._has_results and fetches.keys() <= self._futures.keys() | self._queue.keys():
                 return

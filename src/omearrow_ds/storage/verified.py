@@ -97,7 +97,7 @@ class VerifiedSource(ImagesWrapper):
 
 
 def decode(images: Images, out: ImageBuffer, done: Done | None = None) -> None:
-    """Decode each image once as `decode_into` does, and verify verified images while they are in the CPU cache.
+    """Decode each image once, like `decode_into`; images of a `VerifiedSource` are verified while in the CPU cache.
 
     Large images are checked in a thread during decoding; for small ones, hashing would hold the GIL.
     """

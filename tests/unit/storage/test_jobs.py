@@ -559,7 +559,7 @@ def test_on_the_command_line(tmp_path, plate):
     options = ("--part-bytes", 5 * SIZE, "--shuffle-seed", 1, "--group-by", "well,number")
     assert "task 2 of 2" in run("convert", plate, dst, *options, "--task", "2/2")
     assert "12 of 23 parts are written" in run("info", dst, code=1)
-    assert "(missing: parts 1, 2, " in run("publish", dst, code=1)
+    assert "(missing part numbers: 1, 2, " in run("publish", dst, code=1)
     assert json.loads(run("convert", plate, dst, *options, "--task", "1/2", "--json"))["made"] == COUNT
     assert json.loads(run("publish", dst, "--json"))["written"]["images"] == COUNT
     assert checked_numbers(dst) == list(range(COUNT))

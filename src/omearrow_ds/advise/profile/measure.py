@@ -379,7 +379,7 @@ def _moved(dataset: StoredSamples, move: Callable[[Collection], Collection]) -> 
 
 
 def part_preloaded(dataset: StoredSamples, count: int) -> StoredSamples:
-    """Return a copy with the first ``count`` images decoded into memory, and only their samples; masks stay."""
+    """Return the samples of only the first ``count`` images, which are decoded into memory; masks are not."""
     collection = dataset._collection
     images = select_rows(collection.verified_source, np.arange(count), "")
     first = collection.first(count, PixelCache.load(images).block)

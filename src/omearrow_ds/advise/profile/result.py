@@ -274,7 +274,7 @@ def _kind(headroom: float | None) -> str:
 
 
 def _doubt(kind: str, ratios: Sequence[float], noise: float) -> str:
-    """Return why the rounds leave the kind uncertain, or an empty string."""
+    """Return why the kind of bottleneck is uncertain, or an empty string if it is certain."""
     others = [other for other in map(_kind, ratios) if other != kind]
     if mostly_agree(_kind(ratio) == kind for ratio in ratios):
         return doubt_note(len(ratios), noise)

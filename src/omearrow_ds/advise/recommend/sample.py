@@ -71,7 +71,7 @@ class SampleFields:
 
     @classmethod
     def open(cls, source: Images, crop_size: Any, crops: CropOptions, of_objects: ObjectSettings) -> SampleFields:
-        """Open the table of objects that ``crops`` may contain, as a dataset with these options does."""
+        """Return the samples that a dataset with these options has; ``crops`` may contain a table of objects."""
         if not crops:
             return cls(source)
         images, windows = make_crops(source, SampleSettings(crop_size=crop_size, **crops), of_objects)
@@ -260,7 +260,7 @@ def tiles_of(images: Iterable[Array], edge: int) -> Iterator[Array]:
 
 
 def _candidates(origin: SampleFields) -> Array:
-    """Return images to choose from: those with samples, and of a few evenly spaced parts if these are fetched whole."""
+    """Return the images that have samples; only those of a few evenly spaced parts if parts are fetched whole."""
     parted, candidates = origin.source.header.part_layout, np.unique(origin.fields)
     if parted is None or parted.window is None or len(parted.starts) < 2:
         return candidates

@@ -334,7 +334,7 @@ def images_per_cache_block(shapes: Array, dtypes: Sequence[np.dtype[Any]]) -> in
 
 
 def copy_others(images: Iterable[Array], out: Iterable[Array]) -> None:
-    """Copy images that are not the arrays of ``out`` to these arrays."""
+    """Copy images to the arrays of ``out``, except images that are these arrays."""
     for image, target in zip(images, out, strict=True):
         if image is not target:
             target[...] = image

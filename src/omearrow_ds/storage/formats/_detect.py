@@ -88,7 +88,7 @@ def _endings_of(names: Iterable[str]) -> Counter[str]:
 
 
 def others_in(names: Iterable[str]) -> dict[Other, int]:
-    """Return the unsupported types with the suffixes of names, images first, with the number of files of each."""
+    """Return the number of files per unsupported type, by the suffixes of names; image types come first."""
     endings = _endings_of(names)
     numbers = {other: sum(endings[suffix] for suffix in other.suffixes) for other in _OTHERS}
     return {other: number for other, number in numbers.items() if number}

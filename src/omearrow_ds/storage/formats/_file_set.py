@@ -23,7 +23,7 @@ _MAX_METADATA = 4096  # Files of metadata that are cached.
 
 
 class FileSet:
-    """Files on this machine by path; each is opened for each read, of which ``max_parallel_files`` run at once."""
+    """Files on this machine by path; each read opens its file, and ``max_parallel_files`` reads run at once."""
 
     is_remote = False
     max_parallel_files = 1
@@ -66,7 +66,7 @@ class FileSet:
 
 
 class ObjectFileSet(FileSet):
-    """Objects on servers by URL; each read compares ``versions``, size and ETag, and those used recently stay open."""
+    """Objects on servers by URL; each read compares size and ETag (``versions``). Recently used objects stay open."""
 
     is_remote = True
     max_parallel_files = 10
@@ -126,7 +126,7 @@ class ObjectFileSet(FileSet):
         return self.objects.read(url, self.versions.get(url))
 
     def read_metadata(self, path: StrPath, likely_bytes: int = 0) -> memoryview:
-        """Return a whole object, which is cached, also that it does not exist; raises `MissingPathError` then."""
+        """Return a whole object, or raise `MissingPathError`; both results are cached."""
         cache, url = self._metadata.get(), os.fspath(path)
         if url not in cache:
             if len(cache) >= _MAX_METADATA:

@@ -252,7 +252,7 @@ class FileReader(ABC):
         return self.folder.is_remote and bool(self.suffixes) and not (members and members[0].listed.origin)
 
     def read_by_library(self, row: int, regions: Sequence[Region]) -> list[Array]:
-        """Return regions of an image that the library decodes as a whole, or that is in place in a fetched file."""
+        """Return regions of an image that the library decodes whole, or whose plain pixels are in a fetched file."""
         folder, member, is_whole = self.folder, self.folder.members[row], self.fetches_whole
         path = folder.path_of(member.file)
         with folder.files.open_for_library(path, is_whole=is_whole) as file, folder.guard.reading(path):
@@ -338,7 +338,7 @@ def index_of_most(
 
 
 def describe_files(folder: Folder, codecs: Sequence[str], layouts: Sequence[str]) -> Stored:
-    """Return the storage of the files of a folder, of which some were opened to get the codec and layout of each."""
+    """Return how a folder is stored; ``codecs`` and ``layouts`` are those of the files that were opened."""
     total, num_placed = len(folder.members), sum(member.pixel_offset is not None for member in folder.members)
     library = f"by {get_format(folder.format_name).backend}"
     reading = {total: "in place: from the pixels in each file", 0: library}.get(
@@ -545,7 +545,7 @@ def open_folder(
 def open_files(
     reader: FileReader, files: Sequence[ListedFile], names: Sequence[str], like: Sequence[int]
 ) -> FolderImages:
-    """Open files of a folder, of which ``like`` lists those with the assumed shapes and dtypes."""
+    """Open files of a folder; each is assumed to have the shape and dtype of the file at its index in ``like``."""
     # Each file is expected to be like the file of its index in ``like``, and is compared when it is read. Errors name
     # the path of the reader's folder, which may be a table, and ``names``, descriptions of the files.
     folder = reader.folder

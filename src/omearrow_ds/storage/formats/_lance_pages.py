@@ -48,7 +48,7 @@ Client = dict[str, str] | None  # storage options of a server
 
 
 class Places(NamedTuple):
-    """Start offset of the first header of each image, and the bytes before each chunk; stop offsets for zstd."""
+    """Location of images: start offset of the first header, size of each header, and for zstd the stop offset."""
 
     starts: Array
     header_bytes: int
@@ -154,7 +154,7 @@ def find_places(mapped: Array, pages: Sequence[LancePageMetadata], size_bytes: A
 
 
 def _offsets(stored: Array, page_bytes: int, most_rows: int) -> Iterator[Array]:
-    """Yield the row offsets of a page for each integer width that spans it from its start to its end."""
+    """Yield the stored row offsets of a page, for each integer width with which they cover the whole page."""
     for width in _OFFSET_BYTES:
         if len(stored) % width == 0 and 0 < len(stored) // width - 1 <= most_rows:
             bounds = stored.view(f"<u{width}").astype(np.int64)
@@ -243,7 +243,7 @@ class PixelPages:
 
 @lru_cache(64)
 def _layout(kind: Kind, header_bytes: int) -> PieceLayout:
-    """Return the layout of uncompressed images: 1 where a row starts, else 0, and the length precede each chunk."""
+    """Return the layout of uncompressed images. Each chunk follows a flag, 1 for the first of a row, and its length."""
     shape, dtype = kind
     num_chunks = shape[0] * shape[1]
     length = (math.prod(shape[2:]) * dtype.itemsize).to_bytes(header_bytes - 1, "little")

@@ -176,7 +176,7 @@ def _own_files(root: ET.Element, own_name: str) -> Callable[[ET.Element], bool]:
 
 
 def own_description(description: str, own_name: str) -> str | None:
-    """Return the OME-XML of only those planes that a file contains; None without any, "" if it names no other files."""
+    """Return the OME-XML of the planes in this file; None if it has none, "" if the OME-XML names no other file."""
     # Raises `ValueError` or `xml.etree.ElementTree.ParseError` if the text is malformed or unsafe to parse.
     if "<!DOCTYPE" not in description and "FileName" not in description:
         return ""

@@ -448,7 +448,7 @@ def _layouts(expected: Expected, num_pieces: Array, *, has_prefixes: bool = True
 
 
 def _split(page: Page, chunk: ColumnChunk, body: Array) -> tuple[Array, Array]:
-    """Return the first kind of levels of a page, that of repetitions before that of definitions, and its values."""
+    """Return the first levels of a page (repetition levels, or else definition levels), and its values."""
     if page.level_bytes is not None:
         level_bytes = sum(page.level_bytes)
         values = _decompress(page, chunk.codec, body[level_bytes:], page.plain_bytes - level_bytes)

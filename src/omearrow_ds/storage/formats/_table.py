@@ -109,7 +109,7 @@ class TableHeader:
         return self.stored_dtypes == self.dtypes
 
     def leaf_fields(self) -> tuple[pa.Field | None, list[pa.Field]]:
-        """Return the pixel leaf of the image struct's chunks, or None if it cannot suffice, and their other fields.
+        """Return the pixel field of the chunks, or None if it cannot suffice for reading, and their other fields.
 
         If `placed_chunks` shows that the leaf suffices, the table sets ``is_placed``. Then `StoredTable.fetch` returns
         lists of structs with only this leaf for ``chunks``.
@@ -142,7 +142,7 @@ class TableHeader:
         return Expected(self._subject, indices, self.shapes[indices], dtypes, self.odd_order[indices])
 
     def block(self, table: StoredTable, chunks: pa.Array, indices: Array) -> ImageBlock:
-        """Return the images of rows, of which some can be decoded."""
+        """Return a block of the images of rows, which decodes single images on access."""
 
         def planes() -> pa.Array:
             if self.column.pixel_field == "planes":
@@ -239,7 +239,7 @@ class StoredTable(ABC):
         """Return how the file stores the image structs, without the codec of chunks."""
 
     def read_groups(self) -> Iterable[slice] | None:
-        """Return `Header.find_groups`; None for groups of a fixed size."""
+        """Return the rows of each group for `Header.find_groups`; None for groups of a fixed size."""
         return None
 
     def stream(self) -> Iterator[Block]:
@@ -434,7 +434,7 @@ class CopiedFile(MappedFile):
 
 
 def open_bytes(guard: FileGuard, objects: ObjectReader | None) -> MappedFile | ObjectFile:
-    """Return the file of a guard mapped, or as an object."""
+    """Return the guarded file: memory-mapped, or as an object on a server."""
     if objects is None:
         with guard:
             return MappedFile(guard.path)

@@ -171,7 +171,7 @@ def _file_names(grid: Shape, prefix: str, separator: str) -> list[str]:
 
 
 def chunk_files(array: ZarrArray, folder: str, files: FileSet, *, can_miss_chunks: bool) -> ChunkFiles:
-    """Return the chunks of an array in a folder or below a URL; a missing chunk is an error if not allowed."""
+    """Return the chunks of an array in a folder or below a URL; a missing chunk is an error or the fill value."""
     can_miss_chunks = can_miss_chunks and array.fill_value is not None
     fetch = partial(fetch_chunks, array, folder, files, can_miss_chunks=can_miss_chunks)
     decode = partial(decode_chunk, array, folder)

@@ -336,7 +336,7 @@ class DuckDBTable(StoredTable):
         return Stored(self.header.column.encoding, compression, chunking, in_place=False, reading=reading)
 
     def _key_column(self, table_schema: pa.Schema) -> str | None:
-        """Return the name of the key if it has the index that `write` creates; else it is an ordinary column."""
+        """Return the name of the key column, or None if a column of this name lacks the index that we write."""
         if _KEY not in table_schema.names or not pa.types.is_integer(table_schema.field(_KEY).type):
             return None
         query = (

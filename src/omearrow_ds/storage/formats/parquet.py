@@ -92,7 +92,7 @@ class ParquetTable(StoredTable):
         return unnest(table[column.name]), table.select(names)
 
     def locate(self) -> None:
-        """Locate the pixels of objects while the cache has the ranges of the header, and those that an engine needs."""
+        """Locate pixels at opening if the file is at a URL, while its header is cached, or if the engine needs them."""
         must_cut = self.options.engine == "pages"
         leaf = self._leaf if must_cut or self.objects is not None else None
         if must_cut and leaf is not None and not leaf.chunks and self.starts[-1]:
