@@ -303,7 +303,7 @@ def find_candidates(
 
 
 def set_up(candidates: Iterable[Candidate], images: int, stack: ExitStack) -> tuple[list[Trial], dict[str, Loop]]:
-    """Return all trials, and by name the loops of those that can be measured, which ``stack`` closes."""
+    """Return all trials, and a loop per name of each trial that can be measured; ``stack`` closes the loops."""
     trials, loops = [], {}
     for trial, make in candidates:
         setup_s, note, start = None, trial.note, perf_counter()

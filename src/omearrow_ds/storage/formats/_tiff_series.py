@@ -90,8 +90,8 @@ def _own_planes(series: tifffile.TiffPageSeries, split_along: str) -> tifffile.T
 
 
 def _with_own_pages(tif: tifffile.TiffFile, series: tifffile.TiffPageSeries) -> tifffile.TiffPageSeries:
-    """Return a series with the pages of the file if their pixels do not follow each other."""
-    # tifffile assumes that they do if more bytes than those of all planes are between the first two headers.
+    """Return a series with one page per plane if the planes are not contiguous in the file."""
+    # tifffile assumes contiguous planes if more bytes than those of all planes are between the first two headers.
     start = series.dataoffset if series.kind == "shaped" else None
     if start is None or not 1 < len(tif.pages) == len(series):
         return series

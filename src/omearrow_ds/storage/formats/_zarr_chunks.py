@@ -130,7 +130,7 @@ def _array_of(
     key: tuple[str, str],
     fill_value: Any,
 ) -> ZarrArray | None:
-    """Return the chunks of an array from shapes of array, file and chunk, and prefix and separator of file names."""
+    """Return the chunks of an array; ``sizes`` are shapes of array, file and chunk, ``key`` is prefix and separator."""
     rank = len(sizes[0])
     axes = axes or {2: "YX", 5: AXES}.get(rank, "")
     has_pixels = dtype in schema.DTYPES or dtype in schema.LABEL_DTYPES
