@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -21,7 +22,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 EXCEPTIONS = ROOT / "tests" / "style_exceptions.txt"
-CHECKED = ("src", "benchmarks", "tests", "docs", "README.md", "CHANGELOG.md")
+CHECKED = ("src", "benchmarks", "tests", "docs", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 GENERATED = ("docs/reference/command-line.md", "docs/reference/options.md")  # By `make docs`.
 PHRASES = {
     "a noun instead of a what-clause": r"what (?:is|are|it|they|was|were|has|have|makes|gives|says|tells|stands|lies"
@@ -104,8 +105,11 @@ class Section(NamedTuple):
 
 
 def find_sections(path: Path) -> Iterator[Section]:
-    """Yield the sections of a Python file or of a Markdown document."""
+    """Yield the sections of a Python file, of a Markdown document, or of the Markdown cells of a notebook."""
     text = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        cells = json.loads(text)["cells"]
+        text = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
     return _of_python(text) if path.suffix == ".py" else _of_document(text)
 
 
@@ -197,7 +201,7 @@ def checked_files() -> list[Path]:
     return [
         file
         for file in files
-        if file.suffix in {".py", ".md"}
+        if file.suffix in {".py", ".md", ".ipynb"}
         and file.relative_to(ROOT).as_posix() not in GENERATED
         and not any(folder.startswith("_") for folder in file.relative_to(ROOT).parts[:-1])
     ]

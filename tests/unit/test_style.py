@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.support import style
@@ -100,3 +102,11 @@ def test_documents_are_checked_outside_of_code(tmp_path, text, is_faulty):
     (tmp_path / "page.md").write_text(f"# Page\n\nIntroduction.\n\n## Section\n\n{text}\n")
     faults = {section.name: bool(section.faults()) for section in style.find_sections(tmp_path / "page.md")}
     assert faults == {"": False, "Page": False, "Section": is_faulty}
+
+
+def test_markdown_of_notebooks_is_checked(tmp_path):
+    cells = [("markdown", ["# Page\n", "\n", "It is no path."]), ("code", ["found = 'It is told.'"])]
+    notebook = {"cells": [{"cell_type": kind, "source": source} for kind, source in cells]}
+    (tmp_path / "page.ipynb").write_text(json.dumps(notebook))
+    faults = {section.name: len(section.faults()) for section in style.find_sections(tmp_path / "page.ipynb")}
+    assert faults == {"": 0, "Page": 1}
