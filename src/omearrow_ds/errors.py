@@ -48,6 +48,15 @@ class OMEArrowDSError(Exception):
         Value of the argument; ``...`` if it is missing, or if the error comes from another process.
     problem, allowed, remedy : str
         Cause, allowed values, and recommended action; empty if not stated.
+
+    Examples
+    --------
+    >>> from omearrow_ds import OMEArrowDSError, open_images
+    >>> try:
+    ...     open_images("plate.arrow", level=-1)
+    ... except OMEArrowDSError as error:
+    ...     print(type(error).__name__, error.option, error.value)
+    ArgumentError level -1
     """
 
     def __init__(

@@ -105,7 +105,7 @@ class StoredSamples(Dataset[Any]):
         preload = _checked_preload(preload, cache_bytes, cache_dir, unsupported)
         check_needed("target=", target is not None, classes=classes)
         check_needed("masks=", masks is not None, mask_background=bool(mask_background) or None)
-        refuse_unknown(options, _OPTIONS - {"transform"}, str(path))
+        refuse_unknown(options, _OPTIONS - {"transform"}, f"OMEArrowDataset({str(path)!r})")
         crop_options, opening = split_options(options)
         if "pattern" not in opening:
             warn_of_layout(path, opening)
