@@ -93,7 +93,12 @@ def setup(app: Sphinx) -> None:
 
 def command_line_page() -> str:
     """Return a Markdown page with the help text of each command."""
-    lines = ["# Command line", "", "Generated from `omearrow-ds COMMAND --help`.", ""]
+    lines = [
+        "# Command line",
+        "",
+        "Help of each command, as `omearrow-ds COMMAND --help` prints it.",
+        "",
+    ]
     context = click.Context(main, info_name=project, terminal_width=88)
     lines += ["```text", main.get_help(context), "```"]
     for name in main.list_commands(context):
@@ -109,12 +114,13 @@ def options_page() -> str:
     tables = {"Opening": OpenSettings, "Samples": SampleSettings, "Writing": WriteSettings}
     tables |= {"Profiling": ProfileSettings, "Recommendation": RecommendSettings}
     sections = [f"## {title}\n\n{describe_options(record)}" for title, record in tables.items()]
-    return "\n\n".join(["# Options", "Generated from `omearrow_ds.options`.", *sections]) + "\n"
+    intro = "Options that functions, datasets and commands share, with the flag of commands."
+    return "\n\n".join(["# Options", intro, *sections]) + "\n"
 
 
 def describe_options(record: type[OptionRecord]) -> str:
     """Return a Markdown table of options for the reference page."""
-    lines = ["| option | flag | default | allowed | meaning |", "|---|---|---|---|---|"]
+    lines = ["| option, flag | default | allowed | meaning |", "|---|---|---|---|"]
     for declared in options_of(record):
         rule, flag = rule_of(declared), flag_of(declared)
         bound = "above" if rule.kind == "number" else "from"
@@ -122,8 +128,7 @@ def describe_options(record: type[OptionRecord]) -> str:
         allowed = ", ".join(f"`{choice!r}`" for choice in rule.choices) or least
         meaning = _CODE_WORD.sub(r"`\g<0>`", rule.help.replace("|", "\\|"))
         cells = [
-            f"`{declared.name}=`",
-            f"`{flag}`" if flag else "",
+            f"`{declared.name}=`" + (f"<br>`{flag}`" if flag else ""),
             f"`{declared.default!r}`",
             allowed,
             meaning,

@@ -132,14 +132,14 @@ class TestNewOption:
 
     def test_reference_shows_the_option(self):
         describe_options = reference()["describe_options"]
-        assert "| `halo=` | `--halo` | `0` | from 0 | Pixels around each image. |" in describe_options(WithHalo)
+        assert "| `halo=`<br>`--halo` | `0` | from 0 | Pixels around each image. |" in describe_options(WithHalo)
 
 
 @pytest.mark.parametrize("record", RECORDS)
 def test_reference_page_lists_each_option(record):
     page = reference()["options_page"]()
     for field in options_of(record):
-        assert f"| `{field.name}=` | {f'`{flag_of(field)}`' if flag_of(field) else ''} |" in page
+        assert f"| `{field.name}=`{f'<br>`{flag_of(field)}`' if flag_of(field) else ''} |" in page
 
 
 @pytest.mark.parametrize("record", RECORDS)
