@@ -6,7 +6,7 @@ microseconds per image of the next batches, the bytes read per byte needed, and 
 ``preadv`` from 16 threads that reads equally large ranges of the Arrow file.
 
 Pass ``--folder`` on the disk to be measured: a temporary folder may be in memory, where nothing is cold. The read-ahead
-of that disk is printed, since page faults read that much. `docs/how-to/choose-a-format.md` says how to set it.
+of that disk is printed, since page faults read that much. `docs/how-to/larger-than-memory.md` says how to set it.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ def name_of(page):
     return str(page.relative_to(ROOT))
 
 
-def find_modules(folder):
-    return (ROOT / folder).rglob("*.py")
+def find_modules(*folders):
+    return [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
 
 
 def missing_names(text):
@@ -44,7 +44,7 @@ def missing_names(text):
     code = "\n".join(_CODE.findall(text))
     files = _FILE.findall(code)
     missing = [name for name in files if not (ROOT / name).exists()]
-    test_files = {file.name for folder in ("tests", "benchmarks") for file in find_modules(folder)}
+    test_files = {file.name for file in find_modules("tests", "benchmarks")}
     missing += [name for name in re.findall(r"(?<![\w/.])test_\w+\.py\b", code) if name not in test_files]
     for module in re.findall(r"python -m ((?:benchmarks|tests)(?:\.\w+)*)", code):
         path = ROOT / module.replace(".", "/")
@@ -416,8 +416,14 @@ def test_classes_for_contributors_exist():
     """Classes of other libraries look like missing ones, so other pages are not checked."""
     text = "".join(_CODE.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")))
     classes = {name for name in re.findall(r"\b(?:[A-Z][a-z0-9]+){2,}\b", text) if not name.startswith("Your")}
-    code = "".join(file.read_text(encoding="utf-8") for folder in ("src", "tests") for file in find_modules(folder))
+    code = "".join(file.read_text(encoding="utf-8") for file in find_modules("src", "tests"))
     assert classes == {name for name in classes if re.search(rf"^ *class {name}\b", code, re.MULTILINE)}
+
+
+def test_pages_that_code_names_exist():
+    code = "".join(file.read_text(encoding="utf-8") for file in find_modules("src", "benchmarks"))
+    names = set(re.findall(r"docs/[\w/-]+\.md", code))
+    assert names == {name for name in names if (ROOT / name).exists()}
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if ROOT / "docs" in page.parents], ids=name_of)
