@@ -420,6 +420,15 @@ def test_classes_for_contributors_exist():
     assert classes == {name for name in classes if re.search(rf"^ *class {name}\b", code, re.MULTILINE)}
 
 
+def test_messages_in_the_table_of_troubleshooting_exist():
+    page = (ROOT / "docs/how-to/troubleshooting.md").read_text(encoding="utf-8")
+    first_column = re.findall(r"^\| ([^|]+) \|", page.partition("| message or symptom |")[2], re.MULTILINE)
+    messages = [text for cell in first_column for text in _CODE.findall(cell) if " " in text]
+    code = "".join(file.read_text(encoding="utf-8") for file in find_modules("src"))
+    assert len(messages) > 8
+    assert [text for text in messages if text not in code] == []
+
+
 def test_pages_that_code_names_exist():
     code = "".join(file.read_text(encoding="utf-8") for file in find_modules("src", "benchmarks"))
     names = set(re.findall(r"docs/[\w/-]+\.md", code))
