@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from types import SimpleNamespace
 
-from omearrow_ds.dataset import collection
 from omearrow_ds.kernels import stacks
 from omearrow_ds.storage import concat
 
@@ -13,8 +12,8 @@ from omearrow_ds.storage import concat
 def watch_requests(monkeypatch):
     """Return a list that collects the byte ranges (first, length) that are requested."""
     ranges = []
-    for module, name in ((stacks, "request_pages"), (collection, "request_pages_in_background")):
-        monkeypatch.setattr(module, name, lambda pages: ranges.extend(map(tuple, pages.tolist())))
+    monkeypatch.setattr(stacks, "request_pages", lambda pages: ranges.extend(map(tuple, pages.tolist())))
+    monkeypatch.setattr(stacks.PageThread, "request", lambda _, pages: ranges.extend(map(tuple, pages.tolist())))
     return ranges
 
 

@@ -25,7 +25,7 @@ from omearrow_ds.kernels.compiled import worth
 from omearrow_ds.kernels.crops import assemble, crop
 from omearrow_ds.kernels.gather import DecodedRows, fill_in_threads
 from omearrow_ds.kernels.scaling import FLOAT32, Array, Divisor, Scaling, scale
-from omearrow_ds.kernels.stacks import request_files, request_pages_in_background
+from omearrow_ds.kernels.stacks import page_thread, request_files
 from omearrow_ds.resources import image_bytes, preload_limit_bytes
 from omearrow_ds.storage.extents import Shape
 from omearrow_ds.storage.formats._base import Images
@@ -372,9 +372,9 @@ class Collection(StoredImages):
         if crops is not None:
             if rows is not None and crops.box_size is not None and not self.is_random:
                 boxes = crops.take(positions)
-                request_pages_in_background(rows.stacks.page_ranges(boxes[0], (boxes[1], crops.box_size[0])))
+                page_thread().request(rows.stacks.page_ranges(boxes[0], (boxes[1], crops.box_size[0])))
         elif rows is not None:
-            request_pages_in_background(rows.stacks.page_ranges(np.array(positions)))
+            page_thread().request(rows.stacks.page_ranges(np.array(positions)))
         elif self._is_read_once:
             dtypes = [self.dtypes[position] for position in positions]
             max_bytes = 2 * int(image_bytes(self.shapes[positions], dtypes).max())

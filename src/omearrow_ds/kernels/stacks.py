@@ -24,6 +24,7 @@ Rows = tuple[Array, int]  # (n,) int64, the first row of a window in each image,
 _PIECE_BYTES = 2**17  # Linux reads at most its read-ahead window per request, by default 128 kB; the rest would fault.
 _GAP_BYTES = mmap.PAGESIZE
 _PIDFD_OPEN, _PROCESS_MADVISE = 434, 440  # Numbers of system calls, equal on all architectures.
+_MADV_POPULATE_READ = 22  # Since Linux 5.14; unlike a read, it raises no signal if the file was truncated.
 _MAX_RANGES = 1024  # Ranges per system call.
 _NUM_BATCHES = 16
 _NUM_RECENT, _RECENT_NS = 16, 10**9  # Images of the last 16 requests are not requested again within a second.
@@ -421,15 +422,43 @@ def request_pages(ranges: Array) -> None:
         os.close(process)
 
 
-def request_pages_in_background(ranges: Array) -> None:
-    """Request pages in another thread, since a request takes as long as scaling an image of its size."""
-    if len(ranges):
-        _request_thread(os.getpid()).submit(request_pages, ranges)
+class PageThread:
+    """Thread that requests pages, and maps those of the last request while the program uses a batch.
+
+    A request takes as long as scaling an image of its size, and so do the page faults of an image in the page cache.
+    Mapping waits for the disk, so it ends before the next request.
+    """
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, "omearrow-ds-pages")
+        self._requested: Array | None = None  # Page ranges of the last request.
+
+    def request(self, ranges: Array) -> None:
+        if len(ranges):
+            self._requested = ranges
+            self._executor.submit(request_pages, ranges)
+
+    def map_requested(self) -> None:
+        """Map the pages of the last request into the memory of this process, until the next request."""
+        if self._requested is not None:
+            self._executor.submit(self._map, self._requested)
+
+    def _map(self, ranges: Array) -> None:
+        for address, num_bytes in ranges.tolist():
+            if self._requested is not ranges:
+                return
+            _libc().madvise(address, num_bytes, _MADV_POPULATE_READ)  # Only advice, as in `request_pages`.
+        self._requested = None
 
 
 @functools.lru_cache(1)
-def _request_thread(pid: int) -> ThreadPoolExecutor:  # noqa: ARG001  # A forked process has no threads.
-    return ThreadPoolExecutor(1, "omearrow-ds-pages")
+def _page_thread_of(pid: int) -> PageThread:  # noqa: ARG001  # A forked process has no threads.
+    return PageThread()
+
+
+def page_thread() -> PageThread:
+    """Return the thread of this process that requests pages."""
+    return _page_thread_of(os.getpid())
 
 
 def request_files(paths: Iterable[str], max_bytes: int) -> None:

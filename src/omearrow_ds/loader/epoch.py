@@ -13,6 +13,7 @@ from dataclasses import KW_ONLY, dataclass
 from hashlib import blake2b
 from itertools import islice
 from os import getpid
+from time import monotonic_ns
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -23,11 +24,13 @@ from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIt
 
 from omearrow_ds.dataset.samples import list_samples
 from omearrow_ds.errors import OMEArrowDSError
+from omearrow_ds.kernels.stacks import page_thread
 from omearrow_ds.loader.device_transfer import Move, NumberedBatch, unwrap
 from omearrow_ds.loader.position import EpochProgress, LoaderPosition
 from omearrow_ds.loader.worker_processes import PickledCall
 
 _SEED_BYTES = 32
+_MAPPING_NS = 10**6  # Time that the program uses a batch, from which pages of the next one are mapped meanwhile.
 Prepare = Callable[[Any], None]  # Called with an `EpochIterator`.
 _numpy: Any = np.random  # Its stubs lack some functions.
 
@@ -38,6 +41,8 @@ class EpochIterator:
     Batches are counted in ``progress``, and moved to a device by ``move``, if not None. ``prepare`` is called before
     the first batch, and before the next one after `release`. It may call `start` or `use`.
     """
+
+    _returned_ns = 0  # Time at which the last batch was returned, if pages were requested for a later one.
 
     def __init__(self, batches: Any, progress: EpochProgress, move: Move | None, prepare: Prepare | None) -> None:
         self._move, self._prepare, self._in_use = move, prepare, threading.RLock()
@@ -75,6 +80,8 @@ class EpochIterator:
         if not self._is_ready and self._prepare is not None:
             self._is_ready = True
             self._prepare(self)
+        # Of batches that follow at once, mapping pages would take the interpreter lock.
+        is_used = self._returned_ns > 0 and monotonic_ns() - self._returned_ns > _MAPPING_NS
         with self._in_use:
             if not self._is_ready:
                 return next(self)  # Another thread took the workers meanwhile.
@@ -90,6 +97,11 @@ class EpochIterator:
                 raise
             if number is not None:
                 self.progress.deliver(number)
+            if self.progress.has_requested:
+                self.progress.has_requested = False
+                if is_used:
+                    page_thread().map_requested()
+                self._returned_ns = monotonic_ns()
             return batch
 
     def __len__(self) -> int:
@@ -201,6 +213,7 @@ class EpochBatchSampler:
                 continue
             if page_requests is not None and page_requests.num_remaining:
                 _request_pages(dataset, rest.peek(distance))
+                progress.has_requested = True
             if seed is not None:
                 borrowed_generators(getpid()).borrow(seed)
             progress.waiting[0] = number, indices

@@ -33,6 +33,7 @@ class EpochProgress:
     ended: bool = False  # Whether all batches were delivered.
     failed: bool = False  # Whether the epoch ended in an error that workers may not have survived.
     resumed: bool = False  # Whether the epoch was begun by another loader.
+    has_requested: bool = False  # Whether pages of a later batch were requested for the batch in preparation.
     # For collections in parts: number of the first batch of this loader, and number of samples of all ranks before it.
     first: int = 0
     consumed: int = 0

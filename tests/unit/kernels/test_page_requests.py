@@ -10,6 +10,7 @@ import tempfile
 from functools import partial
 from itertools import product
 from pathlib import Path
+from resource import RUSAGE_THREAD, getrusage
 from time import monotonic, sleep
 
 import numpy as np
@@ -24,8 +25,8 @@ from omearrow_ds.kernels.stacks import (
     Stacks,
     _page_ranges_of_images,
     byte_ranges,
+    page_thread,
     request_pages,
-    request_pages_in_background,
 )
 from tests.conftest import needs
 from tests.support.page_requests import address_of, covers, set_reads, watch_requests
@@ -227,7 +228,7 @@ def forget(path):
 
 
 @pytest.mark.parametrize("is_permitted", [True, False], ids=["one call", "a call per range"])
-@pytest.mark.parametrize("request_ranges", [request_pages, request_pages_in_background])
+@pytest.mark.parametrize("request_ranges", [request_pages, lambda ranges: page_thread().request(ranges)])
 def test_requested_pages_are_read_and_others_are_not(stored, monkeypatch, request_ranges, is_permitted):
     path = stored("arrow")
     forget(path)
@@ -238,13 +239,42 @@ def test_requested_pages_are_read_and_others_are_not(stored, monkeypatch, reques
         address = np.frombuffer(mapped, np.uint8).ctypes.data
         pages = np.arange(0, 4 * 1100, 4)  # More ranges than one system call accepts.
         request_ranges(np.column_stack([address + pages * PAGE, np.full(len(pages), PAGE)]))
-        stacks_module._request_thread(os.getpid()).submit(int).result()
+        page_thread()._executor.submit(int).result()
         deadline = monotonic() + 60
         while not residents_of(path)[pages].all() and monotonic() < deadline:
             sleep(0.01)
     residents = residents_of(path)
     assert residents[pages].all()
     assert residents.sum() < 2 * len(pages)
+
+
+def faults_of_touching(address, num_pages, ranges=None):
+    """Return the page faults of reading pages of a mapping, after ``ranges`` were requested and mapped, if given."""
+    if ranges is not None:
+        thread = page_thread()
+        thread.request(ranges)
+        thread._executor.submit(int).result()
+        thread.map_requested()
+        thread._executor.submit(int).result()
+    bytes_at, before = (ctypes.c_ubyte * (num_pages * PAGE)).from_address(address), getrusage(RUSAGE_THREAD).ru_minflt
+    for page in range(num_pages):
+        assert bytes_at[page * PAGE] >= 0
+    return getrusage(RUSAGE_THREAD).ru_minflt - before
+
+
+def test_pages_of_the_last_request_are_mapped_before_they_are_read(tmp_path):
+    path, num_pages = tmp_path / "pixels", 512
+    path.write_bytes(bytes(num_pages * PAGE))
+    faults = []
+    for is_mapped in (False, True):
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            mapped.madvise(mmap.MADV_RANDOM)
+            address = np.frombuffer(mapped, np.uint8).ctypes.data
+            ranges = np.array(
+                [[address, num_pages * PAGE // 2], [address + num_pages * PAGE // 2, num_pages * PAGE // 2]]
+            )
+            faults.append(faults_of_touching(address, num_pages, ranges if is_mapped else None))
+    assert faults[1] < faults[0] / 2
 
 
 ONE_OF_EACH = [("arrow", "batch"), ("parquet", "sample"), ("lance", "crops")]

@@ -13,6 +13,7 @@ from torch.utils.data import BatchSampler, SequentialSampler, Subset
 
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, convert, write_images
 from omearrow_ds.errors import OMEArrowDSError
+from omearrow_ds.kernels.stacks import PageThread
 from omearrow_ds.loader import epoch
 from omearrow_ds.loader.epoch import RemainingBatches
 from omearrow_ds.loader.worker_processes import PickledCall
@@ -58,6 +59,18 @@ def numbers_of(batch):
 
 def stacks_of(dataset):
     return dataset._collection.rows.stacks
+
+
+@pytest.mark.parametrize("used_ns", [epoch._MAPPING_NS + 1, epoch._MAPPING_NS // 2])
+def test_requested_pages_are_mapped_only_while_the_program_uses_a_batch(stored, requested, reads, monkeypatch, used_ns):
+    mapped, clock = [], iter(range(10**9, 10**15, used_ns))
+    monkeypatch.setattr(epoch, "monotonic_ns", lambda: next(clock))
+    monkeypatch.setattr(PageThread, "map_requested", lambda _: mapped.append(len(requested)))
+    loader = OMEArrowDataLoader(OMEArrowDataset(stored("arrow"), preload=False), SIZE, num_workers=0)
+    for number, _ in enumerate(loader):
+        reads.ru_majflt += number < 4  # Then reads no longer wait.
+        reads.time_ns += 10**6
+    assert (len(mapped) > 3) == bool(mapped) == (used_ns > epoch._MAPPING_NS)
 
 
 @pytest.mark.parametrize("layout", ["arrow", "parquet", "lance", "vortex", "arrow.parts"])

@@ -156,9 +156,9 @@ class VortexTable(StoredTable):
         self, column: ImageColumn, fields: Sequence[str], names: Sequence[str] = ()
     ) -> tuple[pa.Table, pa.Table]:
         of_images = expr.select(fields, expr.column(column.name))
-        packed = expr.pack({"fields": of_images, "others": expr.select(list(names), expr.root())})
+        packed = expr.pack({"fields": of_images, "columns": expr.select(list(names), expr.root())})
         table = unnest(self._read(packed))  # By one scan.
-        return unnest(table["fields"]), unnest(table["others"])
+        return unnest(table["fields"]), unnest(table["columns"])
 
     def locate(self) -> None:
         self._leaf = self._find_leaf()
