@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from operator import add
+from operator import add, attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,6 @@ _GROUP_ROWS, _GROUP_BYTES = 256, 2**24  # Limits of a row group of chunks, from 
 _MOST_CHUNK_BYTES = 2**31 - 2**16  # Limit of a Parquet page, minus its levels.
 _FEW_CHUNKS = "As few chunks per image as Parquet pages allow"
 _BLOCK_BYTES = 2**24  # Decoded chunks, or images, that are in memory together while they are read.
-_FEW_ROWS = 16  # Chunks per row group below which `_read_scattered` is faster: pyarrow takes 20 us per column chunk.
 ERRORS = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
@@ -365,20 +364,19 @@ class ChunkTable:
         self._levels = leaf.max_definition_level
         is_flat = not leaf.max_repetition_level and self._levels < 2
         self._has_pages = is_flat and not is_encrypted(self._pages.get().file, file)
-        counts = (file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))
-        self.starts = list(itertools.accumulate(counts, initial=0))
-        names = [name for name in ("image_id", "dtype", *_POSITION_FIELDS) if name in paths]
-        if self._has_pages and self.starts[-1] < _FEW_ROWS * file.num_row_groups:
-            leaves = {name: paths.index(name) for name in names}
-            chunks = _read_scattered(file, self._pages.get().file, leaves, self._path / _CHUNKS)
-        else:
-            chunks = file.read(columns=names)
+        row_groups = [*map(file.metadata.row_group, range(file.num_row_groups))]
+        self.starts = list(itertools.accumulate(map(attrgetter("num_rows"), row_groups), initial=0))
+        leaves = {name: paths.index(name) for name in ("image_id", "dtype", *_POSITION_FIELDS) if name in paths}
+        constants = _read_constants(row_groups, leaves, file.schema_arrow) if self._has_pages else {}
+        chunks = file.read(columns=[name for name in leaves if name not in constants])
         if len(chunks) != self.starts[-1]:
             raise other_rows(self._path / _CHUNKS, len(chunks), self.starts[-1], "a column")
+        for name, values in constants.items():
+            chunks = chunks.append_column(name, values)
         positions = np.stack([whole_numbers(chunks[name].combine_chunks()) for name in _POSITION_FIELDS], axis=1)
         self.sizes = positions[:, 5:]
         # Image of each chunk; -1 if the table of images does not list it.
-        self.owners = pc.index_in(chunks["image_id"], value_set=image_ids).fill_null(-1).to_numpy()
+        self.owners = whole_numbers(pc.index_in(chunks["image_id"], value_set=image_ids).combine_chunks())
         if "dtype" in chunks.column_names:
             self._refuse_other_dtypes(chunks["dtype"].to_pylist())
         rows = np.lexsort((*positions[:, 4::-1].T, self.owners))
@@ -493,22 +491,28 @@ class ChunkTable:
 open_collection = OMEArrowImages
 
 
-def _read_scattered(file: pq.ParquetFile, source: ByteSource, leaves: Mapping[str, int], path: Path) -> pa.Table:
-    """Return columns of many small row groups; pyarrow decodes column chunks with equal bytes only once."""
-    # ``leaves`` are the columns and the indices of their leaves in the schema.
-    row_groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
-    counts, columns = np.array([group.num_rows for group in row_groups]), {}
+def _read_constants(
+    row_groups: Sequence[pq.RowGroupMetaData], leaves: Mapping[str, int], stored: pa.Schema
+) -> dict[str, pa.Array]:
+    """Return columns with one value per row group from the footer's bounds: pyarrow takes 20 us per small page."""
+    # ``leaves`` are indices of columns in the schema. Equal bounds are exact even if bounds may be truncated, because
+    # the value is between them. `pa.array` is avoided: it would import pandas.
+    counts, columns = [group.num_rows for group in row_groups], {}
     for name, leaf in leaves.items():
-        stored = [group.column(leaf) for group in row_groups]
-        data = source.read_ranges([pages_span(chunk)[:2] for chunk in stored])
-        kinds = ((chunk.num_values, chunk.compression, chunk.file_path) for chunk in stored)
-        keys = [*zip(counts.tolist(), kinds, map(bytes, data), strict=True)]
-        numbers = dict(zip(keys, range(len(keys)), strict=True))  # A row group for each key.
-        decoded = file.read_row_groups([*numbers.values()], [name], use_threads=False).column(name)
-        ends = np.cumsum(counts[[*numbers.values()]])
-        if len(decoded) != ends[-1]:
-            raise other_rows(path, len(decoded), int(ends[-1]), "a column")
-        starts = dict(zip(numbers, [0, *ends.tolist()], strict=False))
-        offsets = np.repeat(np.array([starts[key] for key in keys]) - np.cumsum(counts) + counts, counts)
-        columns[name] = decoded.take(pa.array(offsets + np.arange(len(offsets))))
-    return pa.table(columns)
+        kind, values = _CHUNK_FIELDS[name], list[Any]()
+        for count, group in zip(counts, row_groups, strict=True):
+            bounds = group.column(leaf).statistics
+            is_full = bounds is not None and bounds.null_count == 0 and bounds.num_values == count
+            value = bounds.min_raw if is_full else None
+            if value is None or value != bounds.max_raw:
+                break
+            values.append(value)
+        if len(values) < len(row_groups) or stored.field(name).type != kind:
+            continue
+        rows = np.repeat(np.array(values, object if kind == pa.string() else np.int32), counts)
+        if kind == pa.string():
+            ends = np.cumsum([0, *map(len, rows)])
+            columns[name] = binary(ends, np.frombuffer(b"".join(rows), np.uint8)).cast(kind)
+        else:
+            columns[name] = pa.Array.from_buffers(kind, len(rows), [None, pa.py_buffer(rows)])
+    return columns

@@ -318,10 +318,45 @@ def test_chunks_in_another_order_than_in_the_index_are_read(path):
     check(open_images(path), images_of([((1, 2, 3, 4, 5), "uint16")] * 4), [3, 0])
 
 
-def test_scattered_chunks_after_a_nested_column_are_read(path):
+@pytest.mark.parametrize("position", [0, 14], ids=["before", "after"])
+def test_chunks_with_a_nested_column_are_read(path, position):
     extra = pa.array([{"a": 1, "b": 2}] * 24)
-    rewrite(path / "chunks.parquet", lambda table: table.add_column(0, "extra", extra), row_group_size=1)
+    rewrite(path / "chunks.parquet", lambda table: table.add_column(position, "extra", extra), row_group_size=1)
     check(open_images(path), images_of([((1, 2, 3, 4, 5), "uint16")] * 4), [3, 0])
+
+
+@pytest.mark.parametrize("rows", [1, 3, 24])
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()], ids=str)
+@pytest.mark.parametrize("statistics", [True, False, ["c", "dtype"]], ids=str)
+def test_chunks_are_located_with_any_statistics(path, rows, kind, statistics):
+    """Positions of chunks come from the footer if it states them, else from pages."""
+
+    def change(table):
+        ids = pa.array(np.repeat(["image-00000", "image-00001", None, "image-00003"], len(table) // 4))
+        return table.set_column(0, "image_id", ids.cast(kind))
+
+    rewrite(path / "chunks.parquet", change, row_group_size=rows, write_statistics=statistics)
+    rewrite(path / "images.parquet", change)
+    check(open_images(path), images_of([((1, 2, 3, 4, 5), "uint16")] * 4), [3, 0, 2, 1])
+
+
+def test_chunks_of_one_row_per_group_are_located_by_the_footer(path, monkeypatch):
+    rewrite(path / "chunks.parquet", lambda table: table, row_group_size=1)
+    source, read, original = open_images(path), [], pq.ParquetFile.read
+    monkeypatch.setattr(pq.ParquetFile, "read", lambda self, columns: read.append(columns) or original(self, columns))
+    check(source, images_of([((1, 2, 3, 4, 5), "uint16")] * 4), [3, 0])
+    assert read == [[]]
+
+
+def test_bounds_that_are_not_exact_are_ignored(path):
+    """A writer may state smaller and larger bounds, as for long strings; pages have the values."""
+    rewrite(path / "chunks.parquet", lambda table: table, row_group_size=1, use_dictionary=False, compression="none")
+    file = path / "chunks.parquet"
+    data = file.read_bytes()
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    file.write_bytes(data[:footer] + data[footer:].replace(b"image-00001", b"image-0000~", 1))
+    assert pq.ParquetFile(file).metadata.row_group(6).column(0).statistics.max == "image-0000~"
+    check(open_images(path), images_of([((1, 2, 3, 4, 5), "uint16")] * 4), [3, 0, 1])
 
 
 def test_images_that_were_taken_out(path):
