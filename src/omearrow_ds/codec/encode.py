@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from omearrow_ds.axes import Array
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import ImageError
 
-Array = np.ndarray[Any, Any]
 _LIST_LIMIT = 2**31 - 1
 _CODEC_LEVELS = {"zstd": 1}  # As ome-arrow's authors advise; higher levels take longer to save 1 % of the bytes.
 _RESERVED = 2**26  # Initial elements of a group; pages that are not written to take no memory.

@@ -23,7 +23,6 @@ from omearrow_ds.dataset.stored_images import copy_with
 from omearrow_ds.dataset.targets import Targets
 from omearrow_ds.errors import ArgumentError, AxesError
 
-Array = np.ndarray[Any, Any]
 _SHOWN = 4
 _OURS = "omearrow_ds.dataset.samples"
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from omearrow_ds.axes import Array
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError, MetadataError, WriteError
 from omearrow_ds.storage.protocol import StrPath
@@ -21,7 +22,6 @@ from omearrow_ds.storage.publish import check_target, publish
 from omearrow_ds.storage.writing import Columns, as_table
 from omearrow_ds.text import count
 
-Array = np.ndarray[Any, Any]
 _GROUP_ROWS = 8192
 _IDS, _OF_IMAGE = "image_id", "Metadata_image_id"
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import torch
 from torch.utils.data import Dataset, WeightedRandomSampler, default_collate
 
-from omearrow_ds.axes import SampleAxes
+from omearrow_ds.axes import Array, SampleAxes
 from omearrow_ds.dataset.batch import ASKERS, BatchedConcat, CollatedBatch, asked_for_whole
 from omearrow_ds.dataset.collection import Collection, Preload, Select
 from omearrow_ds.dataset.crop_boxes import DatasetOptions, check_needed, make_crops, shown_indices, split_options
@@ -43,7 +43,6 @@ from omearrow_ds.storage.row_filter import RowFilter
 from omearrow_ds.storage.source import open_source
 from omearrow_ds.text import count, size
 
-Array = np.ndarray[Any, Any]
 _INDICES_SHOWN = 16
 _OPTIONS = {"format", *SampleSettings.__dataclass_fields__, *OpenOptions.__annotations__} - {"chosen"}
 

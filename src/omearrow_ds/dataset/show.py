@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from omearrow_ds.axes import AXES
+from omearrow_ds.axes import AXES, Array
 from omearrow_ds.dataset.split import checked_seed
 from omearrow_ds.errors import ArgumentError, BackendError
 from omearrow_ds.options import SampleSettings, check_integer, refuse_unknown, refuse_value
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from omearrow_ds.dataset.crop_boxes import DatasetOptions
     from omearrow_ds.dataset.samples import StoredSamples
 
-Array = np.ndarray[Any, Any]
 _MOST_IMAGES = 1024
 _WARNED = 3
 SIZE = 192  # Size of a thumbnail; this and the following are in pixels.

@@ -25,13 +25,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from omearrow_ds.axes import Array
 from omearrow_ds.dataset.targets import is_text
 from omearrow_ds.errors import ArgumentError, ColumnError
 from omearrow_ds.options import check_integer
 from omearrow_ds.storage.formats._columns import unknown_column
 from omearrow_ds.text import count
 
-Array = np.ndarray[Any, Any]
 _OFF = Fraction(1, 10**6)  # Tolerance for the sum of fractions as typed.
 
 

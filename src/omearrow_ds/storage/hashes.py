@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from omearrow_ds.axes import Array
 from omearrow_ds.storage.formats._detect import entries_below
 
 _SHORT = 2 * 16  # Number of hexadecimal digits of hashes of small data, and of parts in manifests of version 1.
-Array = np.ndarray[Any, Any]
 KIND = "xxh3-128:"  # Prefix of stored checksums, so that another hash can be added later.
 _LITTLE = sys.byteorder == "little"
 

@@ -13,13 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from omearrow_ds.storage.formats import Format, _detect
-from omearrow_ds.storage.formats._base import Images
+from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._regions import Pick
 from omearrow_ds.storage.remote import Storage
 
 StrPath = _detect.StrPath
 Paths = _detect.Paths
-Array = np.ndarray[Any, Any]
 On = str | Sequence[str] | Mapping[str, str]
 
 

@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from omearrow_ds.axes import Array
 from omearrow_ds.errors import ArgumentError, ColumnError, SelectError
 from omearrow_ds.options import refuse_value
 from omearrow_ds.storage.formats._columns import ColumnReader
 from omearrow_ds.text import nearest
 
-Array = np.ndarray[Any, Any]
 Values = Any  # Arrow array or scalar.
 IMAGE_ID = "image_id"
 _ROW = "\0row"  # No stored column has a NUL in its name.

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
-import numpy as np
 import pyarrow.compute as pc
 
 from omearrow_ds.errors import ArgumentError, ColumnError, ImageColumnError, MissingPathError, PathExistsError
@@ -23,7 +22,7 @@ from omearrow_ds.storage import fields, listed, writing
 from omearrow_ds.storage.collection_source import CollectionSource
 from omearrow_ds.storage.compositions import refuse_label_dtypes, select_rows
 from omearrow_ds.storage.formats import get_format
-from omearrow_ds.storage.formats._base import Images
+from omearrow_ds.storage.formats._base import Array, Images
 from omearrow_ds.storage.formats._detect import found_at, missing, refuse_open_table, table_path
 from omearrow_ds.storage.formats._error_translation import refuse_odd_name, translate_errors
 from omearrow_ds.storage.formats._urls import Url, url_of
@@ -47,7 +46,6 @@ from omearrow_ds.storage.verified import VerifiedSource
 from omearrow_ds.storage.writing import Columns, Target, is_parts, write
 from omearrow_ds.text import count
 
-Array = np.ndarray[Any, Any]
 Encoding = Literal["bytes", "list"]
 _URL_OPTIONS = ("storage", "part_cache", "part_cache_bytes")
 _PATH_OPTIONS = ("root", "columns", "part_cache")

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from tqdm import tqdm
 
-from omearrow_ds.axes import to_tczyx
+from omearrow_ds.axes import Array, to_tczyx
 from omearrow_ds.codec import encode as codec
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import ArgumentError, ImageError, MetadataError, OMEArrowDSError, PathExistsError, WriteError
@@ -41,7 +41,6 @@ _WIDE_BYTES = 2**28  # Pixels of a row group of a wide table.
 _OF_PARTS = "arrow"  # Memory-mapped, so read at memory speed, and written with the least memory.
 # Messages of libraries for a full disk, a quota and a file size limit; most have no errno. The last is NumPy's.
 _NO_ROOM = re.compile("No space left|quota exceeded|File too large|requested and [0-9]+ written", re.IGNORECASE)
-Array = np.ndarray[Any, Any]
 Columns: TypeAlias = pa.Table | Mapping[str, Sequence[Any]]
 _TAKEN = (schema.COLUMN, schema.SIDECAR_COLUMN, schema.CHECKSUM_COLUMN)
 Metadata: TypeAlias = Iterable[Mapping[str, Any] | None]

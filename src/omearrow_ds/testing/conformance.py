@@ -23,12 +23,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from omearrow_ds.axes import Array
 from omearrow_ds.codec import schema
 from omearrow_ds.dataset.dataset import OMEArrowDatasetNumpy
 from omearrow_ds.errors import AxesError, ImageError, ImageIndexError, PathExistsError
 from omearrow_ds.storage.formats import get_format
 from omearrow_ds.storage.protocol import ImageSource
-from omearrow_ds.storage.source import Array, Encoding, convert, open_images, write_images
+from omearrow_ds.storage.source import Encoding, convert, open_images, write_images
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -24,9 +24,9 @@ from omearrow_ds.errors import OMEArrowDSError
 from omearrow_ds.loader.dataloader import OMEArrowDataLoader
 from omearrow_ds.options import SampleSettings
 from omearrow_ds.resources import available_cores, over_limit_message
-from omearrow_ds.storage.formats._base import Images, stored_size
+from omearrow_ds.storage.formats._base import Array, Images, stored_size
 from omearrow_ds.storage.protocol import OpenOptions
-from omearrow_ds.storage.source import Array, write_images
+from omearrow_ds.storage.source import write_images
 from omearrow_ds.storage.verified import verified_where_stored
 from omearrow_ds.text import count
 

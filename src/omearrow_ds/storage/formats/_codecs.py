@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from omearrow_ds.axes import Array
+
 _BLOSC_SIZES = struct.Struct("<4xI4xI")  # Numbers of decompressed and compressed bytes.
 
 

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from omearrow_ds.axes import Array
 from omearrow_ds.errors import OMEArrowDSError
 from omearrow_ds.text import count
 from omearrow_ds.text import size as in_units
 
-Array = np.ndarray[Any, Any]
 HIGH = 4095  # Largest value of 12 bits.
 MAX_IMAGES = 64
 UINT16 = np.dtype(np.uint16)
