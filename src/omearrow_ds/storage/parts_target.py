@@ -194,9 +194,8 @@ class PartsTarget:
     def _write_manifest(self, plan: Mapping[str, Any], replaced_hash: str | None) -> Manifest:
         records, total = self.records(), plan["parts"]
         missing = [number for number in range(total) if number not in records]
-        if missing and self.is_published:
-            raise PathExistsError(f"{self.path}: was published by another process; open it")
         if missing:
+            self._refuse_published()
             listed = ", ".join(f"{number + 1}" for number in missing[:_MAX_LISTED])
             more = f" and {len(missing) - _MAX_LISTED:,} more" if len(missing) > _MAX_LISTED else ""
             problem = f"{count_written(len(records), total)} (missing part numbers: {listed}{more})"
@@ -229,9 +228,16 @@ class PartsTarget:
         names = [_index_name(part.name) for part in parts]
         tables = []
         for name, data in zip(names, self.store.read_files(names), strict=True):
+            if data is None:
+                self._refuse_published()
             with translate_errors(self.path / name, "the image index of a part", (pa.ArrowException, *MALFORMED)):
                 tables.append(pq.ParquetFile(pa.BufferReader(data or b"")).read())
         return pa.concat_tables(tables).combine_chunks()
+
+    def _refuse_published(self) -> None:
+        """Raise `PathExistsError` if another process published the collection, and removed what is missing here."""
+        if self.is_published:
+            raise PathExistsError(f"{self.path}: was published by another process; open it")
 
     def refuse_unfinished(self) -> NoReturn:
         """Raise the error for reading an unpublished collection, which states how many parts are finished."""

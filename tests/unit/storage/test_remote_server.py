@@ -90,7 +90,7 @@ def test_a_secret_is_in_nothing_that_is_kept_or_told(proxy, url, options, monkey
     with open_images(url, **options) as source:
         dataset = OMEArrowDataset(url, preload=False, **options)
         texts += [pickle.dumps(value) for value in (source, dataset, remote.ObjectStore(source.path, Storage()))]
-        texts += [repr(value).encode() for value in (source, dataset, vars(dataset), source.images.opened_by)]
+        texts += [repr(value).encode() for value in (source, dataset, vars(dataset), source.images.header.opened_by)]
         proxy.set(status=403, code="AccessDenied")
         with pytest.raises(StorageError) as refused:
             source.read(16)
@@ -218,7 +218,8 @@ def test_lance_is_told_the_keys_that_are_found_and_tells_none(weed, bucket, imag
         texts = [pickle.dumps(value) for value in (source, of_profile)]
         check(pickle.loads(texts[1]), images, [2])
         texts += [
-            repr(value).encode() for value in (source, vars(source), vars(of_profile), of_profile.images.opened_by)
+            repr(value).encode()
+            for value in (source, vars(source), vars(of_profile), of_profile.images.header.opened_by)
         ]
     for storage in (Storage(), Storage(anonymous=True)):
         with raises(StorageError, path=url, mentions=403) as refused:
