@@ -43,6 +43,14 @@ def _loops():
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _imports_of_workers():
+    """Import common modules of tests once in the server of workers: each worker would take 0.1 s for them."""
+    from omearrow_ds.loader import worker_processes
+
+    worker_processes._IMPORTED += ("tests.support.strategies",)
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _dark_images():
     """Silence the warning about 12-bit pixels, which most test images cause; its own tests expect it."""
     from omearrow_ds.dataset.normalization import HAS_WARNED
