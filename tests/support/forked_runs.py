@@ -38,6 +38,7 @@ class Runs:
 
     def __init__(self, programs: Programs) -> None:
         self._programs = programs
+        programs.prepare("matplotlib.figure")
 
     def run(self, *words: str, path: Path | None = None, root: Path = ROOT) -> subprocess.CompletedProcess[str]:
         """Run ``pytest WORDS`` in the repository root or a copy of it; modules are also found in ``path``."""

@@ -122,9 +122,6 @@ def forked_programs(folder: Path) -> Iterator[Programs]:
 
 def _serve(requests: Connection) -> None:
     """Fork one program per request, without waiting for any."""
-    import matplotlib.figure  # noqa: F401  # this and pytest for runs of the benchmarks
-    import pytest  # noqa: F401
-
     import omearrow_ds.loader.dataloader  # noqa: F401
 
     _detach()

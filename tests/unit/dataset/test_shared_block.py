@@ -15,8 +15,13 @@ import pytest
 from omearrow_ds.dataset import shared_memory
 from omearrow_ds.dataset.shared_memory import SharedBlock
 
-PIECE = shared_memory._MOVED_BYTES
+PIECE = 4 * 2**20  # A quarter of the actual size: more than one huge page, and less than caches.
 linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a block is a file from the start")
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch):
+    monkeypatch.setattr(shared_memory, "_MOVED_BYTES", PIECE)
 
 
 def filled(size_bytes):
