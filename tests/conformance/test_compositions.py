@@ -127,7 +127,7 @@ def test_a_read_through_a_composition_is_a_composition_of_reads(composition, dat
     assert all(same(np.array(crop), image[box].copy()) for crop, image, box in zip(crops, expected, boxes, strict=True))
 
 
-@pytest.mark.share(4, "composition")
+@pytest.mark.share(6, "composition")
 def test_a_stream_of_a_composition_has_every_image_once_in_order(composition):
     images, images_below = composition
     streamed = [np.array(image) for _, block in images.stream() for image in block]

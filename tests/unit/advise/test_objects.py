@@ -164,7 +164,7 @@ def test_crops_of_a_small_sample_take_turns_like_crops_of_many_fields():
         assert [sorted(turn) for turn in turns] == [[4, 7, 9], [4, 7, 9], [4, 7], [4, 4]]
 
 
-@pytest.mark.parametrize("access", ["random", "sequential"])
+@pytest.mark.parametrize("access", ["random", pytest.param("sequential", marks=pytest.mark.slow)])
 def test_crops_are_recommended_for(path, access):
     result = recommend(
         path, objects=CELLS, crop_size=(6, 4), formats=["arrow"], seconds=1, batch_size=4, access=access, epochs=3

@@ -87,6 +87,7 @@ def test_the_version_and_an_unknown_command():
 
 
 @pytest.mark.parametrize(("name", "encoding"), ENCODED_OR_LONG)
+@pytest.mark.share(2, "name", "encoding")
 def test_info_says_what_was_written(stored, name, encoding):
     path = stored(name, SMOOTH, encoding=encoding, metadata=DESCRIBED, columns=COLUMNS)
     facts = info(path)

@@ -72,9 +72,7 @@ def check(samples: object, order: list[int]) -> None:
         np.testing.assert_array_equal(np.asarray(sample), image(number)[0, :, 0])
 
 
-@pytest.mark.parametrize(
-    ("name", "which"), slow_except([("arrow", "numba"), ("parquet", "numpy")], product(FORMATS, ["numpy", "numba"]))
-)
+@pytest.mark.parametrize(("name", "which"), slow_except([("arrow", "numba")], product(FORMATS, ["numpy", "numba"])))
 def test_batches_of_any_parts_that_are_kept(folder_of, name, which):
     alike = folder_of(name)
     with made_by(which), few_descriptors():

@@ -164,6 +164,7 @@ def test_columns_have_names_types_and_first_rows_and_long_ones_an_end(tmp_path):
     "shape", [(1, 1, 1, 1, 1), (1, 1, 1, 1, 5000), (3, 2, 7, 30, 20), (1, 40, 1, 8, 9), (1, 1, 1, 2500, 4000)]
 )
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+@pytest.mark.share(2, "shape", "dtype")
 def test_any_shape_is_shown_in_little(tmp_path, shape, dtype):
     image = np.random.default_rng(0).integers(0, 200, shape).astype(dtype)
     if dtype == np.float32:

@@ -496,6 +496,7 @@ def test_any_plate_reads_as_its_files(wells, sites, channels, depths, dtype):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.share(3, "name")
 def test_every_format_keeps_what_the_names_said(tmp_path, name):
     plate(tmp_path / "tiffs")
     with open_images(tmp_path / "tiffs", pattern=PATTERN) as source:

@@ -31,6 +31,7 @@ def refilled(images):
 
 
 @pytest.mark.parametrize(("name", "encoding"), ENCODED_OR_LONG)
+@pytest.mark.share(2, "name", "encoding")
 def test_a_generator_may_fill_one_buffer_again_and_again(tmp_path, name, encoding):
     """The generator also reuses a metadata dict and fills a column while it runs."""
     needs(name)

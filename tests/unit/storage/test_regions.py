@@ -105,6 +105,7 @@ def test_channels_without_names_are_told_by_index(stored):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.share(3, "name")
 def test_windows_of_images_that_are_not_held_at_once(stored, monkeypatch, name):
     monkeypatch.setattr("omearrow_ds.storage.formats._base._REGIONS_BYTES", 1)
     images = images_of([(SHAPE, "uint16"), ((1, 1, 1, 9, 5), "uint8"), (SHAPE, "uint16")])

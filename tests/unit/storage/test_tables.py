@@ -153,6 +153,7 @@ CHOICES = [
 
 
 @encoded
+@pytest.mark.share(2, "name", "encoding")
 def test_images_are_those_of_the_columns_and_rows_asked_for(cyto, name, encoding):
     path, raw = cyto(name, encoding)
     for image_column, names, rows in CHOICES if encoding == "bytes" else CHOICES[2:]:

@@ -128,6 +128,7 @@ def plates(request, tmp_path):
     return tmp_path / "plates"
 
 
+@pytest.mark.share(2, "plates")
 def test_columns_of_several_wide_tables_are_joined_on_request(plates):
     with open_images(plates) as source:
         assert "columns" not in vars(source.images)
@@ -145,6 +146,7 @@ def test_columns_of_several_wide_tables_are_joined_on_request(plates):
             assert joined.columns.schema == joined.images.header.columns.schema
 
 
+@pytest.mark.share(2, "plates")
 def test_a_target_and_a_condition_read_two_columns_of_several_wide_tables(plates):
     condition = "\"Cells_Feature 5\" > 6 and Metadata_Plate == 'P2'"
     dataset = OMEArrowDataset(plates, filter=condition, target="Cells_Feature 2", axes="YX", preload=False)
