@@ -77,7 +77,7 @@ def rows(results: Path, track: int | str) -> list[dict[str, object]]:
     return pq.read_table(results / f"pytest_benchmark_{name}.parquet").to_pylist()
 
 
-# On a push, `.ci/run` makes a whole run itself.
+# On a push, `.ci/run` makes such a run itself, without other libraries.
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [("parquet",), ("parquet", "tiff")], ids=",".join)
 def test_whole_run_and_comparison_with_it(names: tuple[str, ...], run: Run, workplace: Path) -> None:
