@@ -115,8 +115,9 @@ open-time: $(READY) ## time of opening 10,000 and 100,000 images (half an hour; 
 	$(BIN)/python -m benchmarks.support.open_time $(ARGS)
 
 # During the first type check, one process compiles the tests, which otherwise each test process would do.
+# It starts first, because it takes longest.
 test: $(READY) ## environment, lint, types and tests
-	@$(MAKE) --no-print-directory --jobs=2 lint types $(COLLECTED)
+	@$(MAKE) --no-print-directory --jobs=2 $(COLLECTED) types lint
 	@$(MAKE) --no-print-directory unit
 
 contract: $(READY) ## renew the golden files in tests/data/contract and print their diffs (ARGS=api.json for one file)
