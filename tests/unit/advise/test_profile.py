@@ -213,7 +213,7 @@ def test_a_large_model_is_what_binds(path, workers, model):
 def test_a_ceiling_is_what_removing_the_stage_gives(tmp_path, workers, batch_size):
     """A batch takes 24 ms in the model and 24 ms (48 ms in two workers) in the transform: its ceiling is about 2."""
     file, model = tmp_path / "images.arrow", Sleeping(8 * SLEEP_S)
-    write_images(images(10 * batch_size), file)
+    write_images(images(6 * batch_size), file)
 
     def rate(transform):
         dataset = OMEArrowDataset(file, preload=False, transform=transform)
