@@ -235,7 +235,7 @@ class PartsTarget:
         return pa.concat_tables(tables).combine_chunks()
 
     def _refuse_published(self) -> None:
-        """Raise `PathExistsError` if another process published the collection, and removed what is missing here."""
+        """Raise `PathExistsError` if another process published the collection, and removed its records."""
         if self.is_published:
             raise PathExistsError(f"{self.path}: was published by another process; open it")
 
