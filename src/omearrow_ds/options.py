@@ -120,23 +120,25 @@ class OptionRecord:
         return cls(**{name: values[name] for name in cls.__dataclass_fields__ if name in values})
 
     @classmethod
-    def checked(cls, passed: Mapping[str, Any], known: Iterable[str], owner: str) -> Self:
+    def checked(cls, passed: Mapping[str, Any], known: Iterable[str], owner: str, path: StrPath) -> Self:
         """Return a record of the keywords that are not None; raise an error for unknown ones, see `refuse_unknown`."""
-        refuse_unknown(passed, known, owner)
+        refuse_unknown(passed, known, owner, path)
         return cls(**{name: value for name, value in passed.items() if value is not None})
 
 
-def refuse_unknown(passed: Iterable[str], known: Iterable[str], owner: str | Callable[..., Any]) -> None:
+def refuse_unknown(
+    passed: Mapping[str, Any], known: Iterable[str], owner: str | Callable[..., Any], path: StrPath | None = None
+) -> None:
     """Raise `ArgumentError` if a keyword is unknown; the message names its ``owner``, and suggests its parameters."""
     keywords = set(known)
-    for name in passed:
+    for name, value in passed.items():
         if name not in keywords:
             if callable(owner):
-                keywords |= set(inspect.signature(owner).parameters) - {"options", "opening"}
+                keywords |= set(inspect.signature(owner).parameters) - {"options", "opening", "kwargs"}
                 owner = owner.__name__
             close = difflib.get_close_matches(name, keywords, 1)
-            hint = f"did you mean {close[0]}=?" if close else f"options are {', '.join(sorted(keywords))}"
-            raise ArgumentError(f"is not an option of {owner}", option=name, remedy=hint)
+            remedy = f"use {close[0]}=" if close else f"use one of {', '.join(sorted(keywords))}"
+            refuse_value(name, value, f"unknown option of {owner}", remedy, path)
 
 
 def refuse_value(

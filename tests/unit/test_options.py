@@ -18,7 +18,16 @@ from hypothesis import strategies as st
 
 import omearrow_ds
 import tests
-from omearrow_ds import convert, profile_dataset, recommend, show, stats, write_crops
+from omearrow_ds import (
+    OMEArrowDataset,
+    OMEArrowDatasetNumpy,
+    convert,
+    profile_dataset,
+    recommend,
+    show,
+    stats,
+    write_crops,
+)
 from omearrow_ds.cli.options import flags
 from omearrow_ds.dataset.crop_boxes import DatasetOptions
 from omearrow_ds.dataset.samples import StoredSamples
@@ -167,5 +176,21 @@ def test_function_suggests_its_own_parameters_when_an_option_is_misspelled(funct
     parameters = inspect.signature(function).parameters
     name = "overwrite" if "overwrite" in parameters else "progress"
     required = [tmp_path for parameter in parameters.values() if parameter.default is parameter.empty][:-1]
-    with raises(ArgumentError, f"{name}e", remedy=False, mentions=[function.__name__, f"{name}="]):
+    with raises(ArgumentError, f"{name}e", mentions=[f"unknown option of {function.__name__}", f"{name}="]):
         function(*required, **{f"{name}e": True})
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name", "remedy"),
+    [
+        (OMEArrowDataset, "cropsize", "use crop_size="),
+        (OMEArrowDatasetNumpy, "cropsize", "use crop_size="),
+        (OMEArrowDataset, "qqq", "use one of axes, "),
+        (OMEArrowDatasetNumpy, "transform", "use one of axes, "),
+    ],
+)
+def test_dataset_states_path_and_remedy_of_an_unknown_option(dataset, name, remedy):
+    message = f"plate: {name}=4: unknown option of {dataset.__name__}; {remedy}"
+    with raises(ArgumentError, name, "plate") as caught:
+        dataset("plate", **{name: 4})
+    assert str(caught.value).startswith(message)

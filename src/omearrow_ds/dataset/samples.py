@@ -104,7 +104,8 @@ class StoredSamples(Dataset[Any]):
         preload = _checked_preload(preload, cache_bytes, cache_dir, unsupported)
         check_needed("target=", target is not None, classes=classes)
         check_needed("masks=", masks is not None, mask_background=bool(mask_background) or None)
-        refuse_unknown(options, _OPTIONS - {"transform"}, f"OMEArrowDataset({str(path)!r})")
+        known = _OPTIONS - {"transform"} if self._of_arrays else _OPTIONS
+        refuse_unknown(options, known, type(self).__name__, str(path))
         crop_options, opening = split_options(options)
         if "pattern" not in opening:
             warn_of_layout(path, opening)

@@ -189,7 +189,7 @@ def open_source(
 
     Label images may have more dtypes (`LabelSource`). With ``skip_errors``, unreadable or odd files fail when read.
     """
-    options = OpenSettings.checked(opening, OpenOptions.__annotations__, f"open_images({str(path)!r})").chosen
+    options = OpenSettings.checked(opening, OpenOptions.__annotations__, "open_images", str(path)).chosen
     columns, on, verify = options.pop("columns", None), options.pop("on", None), options.pop("verify", None)
     condition = options.pop("filter", None)
     row_filter = None if condition is None else RowFilter(condition)
