@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import threading
 import warnings
 import weakref
@@ -23,6 +25,7 @@ from omearrow_ds.loader.position import EpochProgress, LoaderPosition, rank_and_
 from omearrow_ds.loader.samplers import PartsSampler, Ranks
 from omearrow_ds.loader.settings import Setting, SharedBatches, may_draw_random, resolve
 from omearrow_ds.loader.worker_processes import refuse_in_daemon
+from omearrow_ds.options import refuse_unknown, refuse_value
 
 _AHEAD = 2  # Without workers: one batch reached 86 % of the throughput of `preadv`, two reached 95 %.
 _OURS = ("batch_size", "device", "transfer")  # Settings that are not passed to torch as keywords.
@@ -59,8 +62,8 @@ class OMEArrowDataLoader(DataLoader[Any]):
     Raises
     ------
     ArgumentError
-        If ``num_workers`` is invalid, or positive in a daemonic process; if the device does not exist; if objects that
-        workers need cannot be pickled.
+        If ``dataset`` is a path or source; if a keyword is unknown; if ``num_workers`` is invalid, or positive in a
+        daemonic process; if the device does not exist; if objects that workers need cannot be pickled.
 
     Warns
     -----
@@ -100,6 +103,8 @@ class OMEArrowDataLoader(DataLoader[Any]):
         shuffle_fields: int | None = None,
         **kwargs: Any,
     ) -> None:
+        refuse_unknown(kwargs, inspect.signature(DataLoader).parameters, OMEArrowDataLoader)
+        _refuse_path(dataset)
         settings = resolve(dataset, batch_size, num_workers, device, kwargs, collate, shuffle_fields)
         chosen = {name: setting.value for name, setting in settings.items() if name not in _OURS}
         super().__init__(dataset, batch_size, **chosen)
@@ -335,6 +340,15 @@ class OMEArrowDataLoader(DataLoader[Any]):
             for name, (value, why) in self.settings.items()
         ]
         return "\n".join([f"<{type(self).__name__} of {self.dataset!r}", *lines]) + ">"
+
+
+def _refuse_path(dataset: Any) -> None:
+    """Raise `ArgumentError` for a path, source, class or other object that has no samples."""
+    has_samples = hasattr(type(dataset), "__getitem__") or hasattr(dataset, "__getitems__")
+    is_other = isinstance(dataset, str | bytes | os.PathLike | type)
+    if is_other or not (has_samples or isinstance(dataset, IterableDataset)):
+        allowed, remedy = "a dataset or a sequence of samples", "open a collection with OMEArrowDataset(path) first"
+        refuse_value("dataset", dataset, remedy=remedy, allowed=allowed)
 
 
 def _can_read_ahead(sampler: Any, dataset: Any) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
 import omearrow_ds.loader.settings
-from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset, convert, write_images
+from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset, convert, open_images, write_images
 from omearrow_ds.loader.settings import BatchCost, _choose_num_workers
 from tests.support.errors import raises, warns
 from tests.unit.loader.test_checkpoint import drawn
@@ -114,6 +116,47 @@ def test_settings_say_why(numbers):
     for wrong in (-1, 1.5, "many", True, None):
         with raises(ArgumentError, option="num_workers", remedy=False):
             OMEArrowDataLoader(numbers, num_workers=wrong)
+
+
+@pytest.mark.parametrize("make", [str, Path, open_images, os.fsencode], ids=["str", "Path", "source", "bytes"])
+def test_loader_refuses_a_path_or_source_as_dataset(path, make):
+    with raises(ArgumentError, "dataset", mentions="OMEArrowDataset"):
+        OMEArrowDataLoader(make(path))
+
+
+@pytest.mark.parametrize("other", [None, 5, OMEArrowDataset, iter([1])], ids=["None", "integer", "class", "iterator"])
+def test_loader_refuses_objects_without_samples_as_dataset(other):
+    with raises(ArgumentError, "dataset", mentions="OMEArrowDataset"):
+        OMEArrowDataLoader(other)
+
+
+class OnlyBatches:
+    """Samples that can only be requested by batch, which torch supports."""
+
+    def __len__(self):
+        return 3
+
+    def __getattr__(self, name):
+        if name != "__getitems__":
+            raise AttributeError(name)
+        return lambda indices: [torch.zeros(2, 2)] * len(indices)
+
+
+@pytest.mark.parametrize(
+    "samples", [[np.zeros((2, 2))] * 3, np.zeros((3, 2, 2)), torch.zeros(3, 2, 2), OnlyBatches()], ids=type
+)
+def test_loader_accepts_sequences_of_samples(samples):
+    assert [tuple(batch.shape) for batch in OMEArrowDataLoader(samples, 2)] == [(2, 2, 2), (1, 2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("batchsize", "batch_size"), ("shufle", "shuffle"), ("qqq", "num_workers")]
+)
+def test_loader_refuses_unknown_keywords_with_the_nearest_option(numbers, name, nearest):
+    with raises(ArgumentError, name, mentions=["OMEArrowDataLoader", f"{name}=4", nearest]):
+        OMEArrowDataLoader(numbers, **{name: 4})
+    with pytest.raises(ValueError, match="unknown option"):  # In `DataLoader`, it is a TypeError.
+        OMEArrowDataLoader(numbers, **{name: 4})
 
 
 @pytest.mark.parametrize("device", ["tpu", "cpu:x", 1.5])
