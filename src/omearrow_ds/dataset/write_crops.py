@@ -88,7 +88,8 @@ def write_crops(
     fields
         Path of a collection, or an open source.
     objects, crop_size, center, box, pad
-        See `OMEArrowDataset`. With ``pad="drop"``, a warning counts the objects that are left out.
+        See `OMEArrowDataset`. With ``pad="drop"``, a warning counts the objects that are left out. With ``None``,
+        another one counts crops that are larger than their field.
     dst, format, encoding, compression, rows_per_group, chunk_shape, checksum, progress, overwrite
         See `write_images`.
     part_bytes, shuffle_seed, group_by, executor, on_error, task, target_storage
@@ -138,11 +139,28 @@ def write_crops(
             num_objects = count(len(material.crops) + material.crops.num_dropped, "object")
             problem = f"pad='drop' skips {material.crops.num_dropped:,} of {num_objects}"
             warnings.warn(f"{dst}: {problem}, whose crops extend beyond the field", UserWarning, stacklevel=2)
+        if pad is None:
+            _warn_of_larger_crops(material, dst)
         if is_parts(target.path):
             write_parts(material, target, settings)
             return
         images = material.images(np.arange(len(material.order)))
         write(images, target, material.index.columns, len(material.order), progress=progress)
+
+
+def _warn_of_larger_crops(material: _Crops, dst: StrPath) -> None:
+    crops, header = material.crops, material.source.header
+    field_sizes = header.shapes[crops.corners[0], 3:]
+    are_larger = (field_sizes < crops.sizes.T).any(axis=1)
+    if not are_larger.any():
+        return
+    first = int(are_larger.argmax())
+    crop_size, field_size = (" x ".join(map(str, size)) for size in (crops.size_of(first), field_sizes[first]))
+    image = f"image {header.image_ids[int(crops.corners[0, first])]!r} of {field_size}"
+    number = f"{are_larger.sum():,} of {count(len(crops), 'crop')} of {crop_size} pixels"
+    problem = f"{number} are larger than their field, e.g. {image}, and padded with 0"
+    remedy = "lower crop_size=, or pass pad='constant'"
+    warnings.warn(f"{dst}: {problem}; {remedy}", UserWarning, stacklevel=3)
 
 
 def _columns(collection: Collection, boxes: Boxes, order: Array) -> pa.Table:

@@ -165,6 +165,22 @@ def test_objects_at_the_edge_may_be_left_out_and_are_counted(tmp_path):
         assert list(crops.image_ids) == ["a:1", "b:4", "c:5"]
 
 
+@pytest.mark.parametrize(("size", "number"), [((13, 4), "5 of 5 crops"), ((3, 15), "5 of 5 crops")])
+@pytest.mark.parametrize("dst", ["c.arrow", "c.parts"])
+def test_a_warning_counts_crops_larger_than_their_field(tmp_path, size, number, dst):
+    facts = [number, f"{size[0]} x {size[1]} pixels", "'a'", "12 x 14", "pad='constant'"]
+    with warns(UserWarning, path=tmp_path / dst, mentions=facts) as warnings:
+        write_crops(fields(tmp_path), cells(), tmp_path / dst, crop_size=size)
+    assert len(warnings) == 1
+
+
+@pytest.mark.parametrize(("size", "pad"), [((12, 14), None), ((13, 14), "constant"), ((13, 14), "edge")])
+def test_crops_are_written_without_warning_if_they_fit_or_pad_is_chosen(tmp_path, size, pad):
+    write_crops(fields(tmp_path), cells(), tmp_path / "c.arrow", crop_size=size, pad=pad)  # Warnings are errors.
+    with open_images(tmp_path / "c.arrow") as crops:
+        assert crops.shapes[:, 3:].tolist() == [list(size)] * 5
+
+
 def test_what_is_damaged_is_not_cut(tmp_path):
     path = fields(tmp_path)
     raw = bytearray(path.read_bytes())
