@@ -40,14 +40,16 @@ def check_axes(axes: str) -> None:
         raise AxesError(f"axes={axes!r}: expected distinct letters of {AXES!r}, e.g. 'CYX'")
 
 
-def checked_size(crop_size: Any) -> tuple[int, int]:
-    """Return (height, width) as whole numbers from 1, or raise `AxesError`."""
+def checked_size(size: Any, option: str = "crop_size") -> tuple[int, int]:
+    """Return (height, width) as whole numbers from 1, or raise `AxesError`, which names the option."""
     try:
-        height, width = map(operator.index, crop_size)
+        height, width = map(operator.index, size)
     except (TypeError, ValueError):
-        raise AxesError(f"crop_size={crop_size!r}: expected (height, width) in whole pixels") from None
+        allowed = "(height, width) in whole pixels"
+        remedy = f"pass ({size}, {size})" if hasattr(size, "__index__") else "pass e.g. (64, 64)"
+        raise AxesError(option=option, value=size, allowed=allowed, remedy=remedy) from None
     if not (1 <= height <= _LONGEST and 1 <= width <= _LONGEST):
-        raise AxesError(f"crop_size={crop_size!r}: expected height and width from 1 to {_LONGEST:,}")
+        raise AxesError(option=option, value=size, allowed=f"height and width from 1 to {_LONGEST:,}")
     return height, width
 
 

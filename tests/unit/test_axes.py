@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omearrow_ds import AxesError, ImageError, SelectError
-from omearrow_ds.axes import AXES, SampleAxes, to_tczyx
+from omearrow_ds.axes import AXES, SampleAxes, checked_size, to_tczyx
 from omearrow_ds.resources import pixel_count
 from tests.support.errors import raises
 from tests.support.strategies import image_of, same, shapes
@@ -139,6 +139,18 @@ def test_a_selection_of_no_axis(select):
 def test_a_crop_that_is_none(crop):
     with raises(AxesError, option="crop_size", remedy=False):
         SampleAxes("CYX", None, crop)
+
+
+@pytest.mark.parametrize("size", [64, np.int64(64)], ids=["int", "NumPy integer"])
+def test_one_number_as_crop_size_is_refused_with_the_size_to_pass(size):
+    with raises(AxesError, option="crop_size", mentions="pass (64, 64)"):
+        SampleAxes("CYX", None, size)
+
+
+@pytest.mark.parametrize("size", ["64", (64,), 64.0, None], ids=repr)
+def test_other_crop_sizes_are_refused_with_an_example(size):
+    with raises(AxesError, option="resize", mentions="(64, 64)"):
+        checked_size(size, "resize")
 
 
 @pytest.mark.parametrize("crop", [(5, 5), (4, 6)])

@@ -185,10 +185,10 @@ def make_crops(source: Images, options: SampleSettings, settings: ObjectSettings
     source, located = settings.open(source, options.objects, options.center, options.box)
     crops, is_inside = boxes_around_objects(located, source.header.shapes, size, options.pad)
     rows = CropRows.of_objects(source.header.columns, located.keep(is_inside))
-    sample_size = options.pad_to if options.resize is None else options.resize
+    option, sample_size = ("pad_to", options.pad_to) if options.resize is None else ("resize", options.resize)
     if sample_size is None:
         return source, replace(crops, rows=rows)
-    resize = CropResize(checked_size(sample_size), options.resize is not None)
+    resize = CropResize(checked_size(sample_size, option), options.resize is not None)
     if resize.scales and options.normalize is False:
         problem = "scaled crops are floats, but normalize=False keeps the stored dtype"
         raise ArgumentError(problem, option="resize", remedy="leave out one of them")

@@ -272,6 +272,9 @@ def test_boxes_in_zeros_and_ragged_batches(stores):
         y, x = (8 - part.shape[2]) // 2, (12 - part.shape[3]) // 2
         expected[..., y : y + part.shape[2], x : x + part.shape[3]] = part
         np.testing.assert_array_equal(put[number].numpy(), expected)
+    for name in ("resize", "pad_to"):
+        with raises(AxesError, option=name, mentions="pass (6, 6)"):
+            OMEArrowDataset(path, **{name: 6}, **opened)
     with raises(AxesError, option="pad_to", path=path, mentions=("'b:1'", "7 x 11", "pad_to=(6, 12)")):
         OMEArrowDataset(path, pad_to=(6, 12), **opened)
     for returned in (False, True):
