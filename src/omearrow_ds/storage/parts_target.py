@@ -241,9 +241,11 @@ class PartsTarget:
 
     def refuse_unfinished(self) -> NoReturn:
         """Raise the error for reading an unpublished collection, which states how many parts are finished."""
-        problem = count_written(len(self.finished_parts()), (self.plan or {"parts": 0})["parts"])
-        remedy = "repeat the command to continue, and run omearrow-ds publish after all parts are written"
-        refuse(self.path, problem, remedy)
+        number, total = len(self.finished_parts()), (self.plan or {"parts": 0})["parts"]
+        remedy = "run the same conversion again to continue, or its unfinished commands with --task"
+        if 0 < total <= number:
+            remedy = f"run omearrow-ds publish {self.path}"
+        refuse(self.path, count_written(number, total), remedy)
 
 
 def find_byte_runs(source: Images) -> list[ByteRun]:

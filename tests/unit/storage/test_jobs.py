@@ -544,6 +544,9 @@ def test_ctrl_c_says_how_far_it_is_and_the_same_command_goes_on(tmp_path, plate,
         convert(plate, dst, part_bytes=5 * SIZE)
     names = sorted(file.name for file in (dst / "jobs").iterdir() if file.suffix == ".json")
     assert names == ["00000.json", "00001.json", "plan.json"]
+    with raises(FormatError, path=dst, mentions=["2 of 5", "run the same conversion again"]) as caught:
+        open_images(dst)
+    assert "publish" not in str(caught.value)
     convert(plate, dst, part_bytes=5 * SIZE)
     assert checked_numbers(dst) == list(range(COUNT))
 
@@ -558,9 +561,11 @@ def test_on_the_command_line(tmp_path, plate):
 
     options = ("--part-bytes", 5 * SIZE, "--shuffle-seed", 1, "--group-by", "well,number")
     assert "task 2 of 2" in run("convert", plate, dst, *options, "--task", "2/2")
-    assert "12 of 23 parts are written" in run("info", dst, code=1)
+    unfinished = "12 of 23 parts are written; run the same conversion again to continue, or its unfinished commands"
+    assert f"{unfinished} with --task" in run("info", dst, code=1)
     assert "(missing part numbers: 1, 2, " in run("publish", dst, code=1)
     assert json.loads(run("convert", plate, dst, *options, "--task", "1/2", "--json"))["made"] == COUNT
+    assert f"23 of 23 parts are written; run omearrow-ds publish {dst}" in run("info", dst, code=1)
     assert json.loads(run("publish", dst, "--json"))["written"]["images"] == COUNT
     assert checked_numbers(dst) == list(range(COUNT))
     assert "23 images as written" in run("verify", dst)
