@@ -7,8 +7,10 @@ import math
 import os
 import resource
 import stat
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing import parent_process
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -42,6 +44,21 @@ def space_on_disk(path: Path, files: Iterable[Path]) -> tuple[int, int]:
             folder = folder.parent
     blocks += sum(folder.stat().st_blocks for folder in folders)
     return size_bytes, blocks * _BLOCK_BYTES
+
+
+def end_with_parent() -> None:
+    """End this worker when the process that created it ends, also if that is killed.
+
+    The parent in the system may be another one: a fork server, which waits for all workers.
+    """
+    parent = parent_process()
+
+    def wait() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 @functools.cache

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import shlex
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -23,6 +21,7 @@ from omearrow_ds import text
 from omearrow_ds.cli import failures
 from omearrow_ds.cli.options import BYTES, PATH, Printed, has_bar, json_option, storage_options
 from omearrow_ds.options import WriteSettings
+from omearrow_ds.resources import end_with_parent
 from omearrow_ds.storage import listed, source
 from omearrow_ds.storage.collection_source import CollectionSource
 from omearrow_ds.storage.describe import Description, describe
@@ -142,14 +141,7 @@ def _address_in(file: Path) -> str:
 def _begin_worker() -> None:
     """Ignore Ctrl-C, which only the main process handles, and end this worker when the main process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-
-    def end_with_parent() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    end_with_parent()
 
 
 def describe_share(dst: Path, task: tuple[int, int], storage: Storage | None, elapsed_s: float) -> Printed:

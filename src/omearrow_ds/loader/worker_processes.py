@@ -13,13 +13,12 @@ import io
 import os
 import pickle
 import sys
-import threading
 import traceback
 import types
 import warnings
 import weakref
 from collections.abc import Callable
-from multiprocessing import connection, current_process, get_all_start_methods, parent_process, spawn, util
+from multiprocessing import current_process, get_all_start_methods, spawn, util
 from multiprocessing.context import BaseContext, ForkServerContext, ForkServerProcess, set_spawning_popen
 from multiprocessing.forkserver import ForkServer, read_signed
 from multiprocessing.popen_forkserver import Popen
@@ -35,6 +34,7 @@ from torch.utils.data import get_worker_info
 from omearrow_ds.dataset import shared_memory
 from omearrow_ds.errors import ArgumentError
 from omearrow_ds.kernels.compiled import pending_jit_loops
+from omearrow_ds.resources import end_with_parent
 
 START_METHOD = "omearrow_ds forkserver"
 _IMPORTED = ("torch", "pyarrow", "omearrow_ds.loader.dataloader")  # Importing omearrow_ds does not import torch.
@@ -76,7 +76,7 @@ class _Process(ForkServerProcess):
 
     def run(self) -> None:
         with contextlib.suppress(KeyboardInterrupt):
-            threading.Thread(target=_end_with_parent, daemon=True).start()
+            end_with_parent()
             os.environ.update(self.environment or {})  # Variables may have changed since the server started.
             shared_memory.enable_shared_memory_transfer()
             # Workers pickle results by name, so they need the classes of the main script.
@@ -115,14 +115,6 @@ class _WorkerContext(ForkServerContext):
 
     def __repr__(self) -> str:
         return START_METHOD
-
-
-def _end_with_parent() -> None:
-    """End this process when the loader's process ends: the OS parent is the server, which waits for all workers."""
-    parent = parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
 
 
 @functools.cache
