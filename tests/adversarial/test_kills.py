@@ -106,6 +106,27 @@ def test_a_folder_is_replaced_whether_or_not_the_file_system_can_exchange(tmp_pa
     assert [entry.name for entry in tmp_path.iterdir()] == ["images.tiffs"]
 
 
+@pytest.mark.parametrize("has_old", [False, True])
+def test_a_failed_move_of_a_folder_raises_the_first_error_and_keeps_the_old_folder(tmp_path, monkeypatch, has_old):
+    monkeypatch.setattr(publish, "_exchange", lambda first, second: False)
+    new, path, rename = tmp_path / "partial" / "images.tiffs", tmp_path / "images.tiffs", Path.rename
+    new.mkdir(parents=True)
+    if has_old:
+        write_images([image_of((4, 5))], path)
+
+    def fail(file, target):
+        if file == new:
+            raise PermissionError(13, "Permission denied", str(file))
+        return rename(file, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(PermissionError) as caught:
+        publish.move(new, path, overwrite=True)
+    assert caught.value.filename == str(new)
+    assert path.exists() == has_old
+    assert not has_old or (open_images(path).read(0)[0, 0, 0] == image_of((4, 5))).all()
+
+
 def test_a_folder_at_the_path_is_there_at_every_moment(tmp_path, monkeypatch):
     """An observer between two system calls sees a killed writer leave old or new content."""
     path = tmp_path / "images.tiffs"

@@ -126,7 +126,7 @@ def move(temporary: Path, path: Path, *, overwrite: bool) -> None:
     try:
         temporary.rename(path)
     except BaseException:
-        if not os.path.lexists(path):
+        if os.path.lexists(replaced) and not os.path.lexists(path):
             replaced.rename(path)
         raise
 
