@@ -201,7 +201,7 @@ class FormatConformance:
         assert [int(result.max()) for result in results] == [0, 1, 2, 3]
         assert all_same(source.take([1, 1, 2]), [images[1], images[1], images[2]])
 
-    def test_a_part_is_a_slice_of_the_image(self, store: Store) -> None:
+    def test_read_returns_the_slice_of_a_region(self, store: Store) -> None:
         large = (2, 3, 2, 30, 41), "uint16"
         images = images_of([large, ((1, 1, 1, 7, 5), "uint8"), large])
         path = store(images, metadata=[{"channels": [{"name": name} for name in ("DNA", "ER", "Mito")]}, None, None])
@@ -215,7 +215,7 @@ class FormatConformance:
             part[...] = 0
             assert same(source.read(2), images[2])
 
-    def test_a_part_that_is_not_there_is_an_error(self, store: Store) -> None:
+    def test_read_raises_axes_error_when_a_region_or_channel_is_outside(self, store: Store) -> None:
         source = open_images(store(images_of([((1, 2, 1, 8, 9), "uint16")])))
         for region in ((0, 9, 0, 9), (-1, 3, 0, 9), (4, 4, 0, 9), (0, 8, 9, 2)):
             with pytest.raises(AxesError, match=r"images.*image 0 .*8 x 9 pixels: region="):
@@ -225,7 +225,7 @@ class FormatConformance:
             with pytest.raises(AxesError, match=r"images.*image 0 "):
                 source.read(0, channels=channels)
 
-    def test_an_empty_collection(self, store: Store) -> None:
+    def test_empty_collection_keeps_types_of_shapes_and_columns(self, store: Store) -> None:
         source = open_images(store(iter([]), columns={"well": pa.array([], pa.string())}))
         assert (source.shapes.shape, source.shapes.dtype) == ((0, 5), np.int64)
         assert len(source) == len(source.dtypes) == len(source.image_ids) == len(source.take([])) == 0
@@ -233,7 +233,7 @@ class FormatConformance:
         with pytest.raises(ImageIndexError, match="for 0 images"):
             source.read(0)
 
-    def test_an_index_outside_is_an_index_error(self, store: Store) -> None:
+    def test_read_raises_image_index_error_when_an_index_is_invalid(self, store: Store) -> None:
         path = store(images_of([((1, 1, 1, 2, 2), "uint8")] * 3))
         source = open_images(path)
         reads: list[Callable[[Any], Any]] = [source.read, source.metadata, lambda index: source.take([0, index])]
@@ -248,7 +248,7 @@ class FormatConformance:
                 with pytest.raises(ImageIndexError, match=path.name):
                     read(index)
 
-    def test_a_pickle_says_how_to_reopen(self, store: Store) -> None:
+    def test_pickled_source_reopens_without_pickled_pixels(self, store: Store) -> None:
         images = copies(3, (1, 1, 1, 100, 100))
         source = open_images(store(images, checksum=False))
         source.read(0)
@@ -256,7 +256,7 @@ class FormatConformance:
         assert len(pickled) < images[0].nbytes / 4
         assert all_same(pickle.loads(pickled).take([2, 0]), [images[2], images[0]])
 
-    def test_a_closed_source_opens_again(self, store: Store) -> None:
+    def test_closed_source_reopens_when_it_is_read(self, store: Store) -> None:
         images = images_of(RAGGED)
         path = store(images)
         with open_images(path) as source:
@@ -308,7 +308,7 @@ class FormatConformance:
         images = images_of([(shape, "uint8" if shapes is SHORT_AXES else "uint16") for shape in shapes])
         assert all_same(stored_at(store(images)), images)
 
-    def test_preloaded_and_on_demand_give_the_same(self, store: Store, storage_info: Stored) -> None:
+    def test_preloaded_samples_equal_those_on_demand(self, store: Store, storage_info: Stored) -> None:
         images = copies(20, (1, 2, 1, 9, 8))
         path = store(images, columns={"row": list(range(20))})
         order = [19, 0, 7, 7, -3, 12]
@@ -322,7 +322,7 @@ class FormatConformance:
                 assert all_same([image for image, _ in pairs], [image for image, _ in samples[0]])
         assert all_same([image for image, _ in samples[0]], [images[index][0, :, 0] for index in order])
 
-    def test_threads_share_a_source(self, store: Store) -> None:
+    def test_source_returns_equal_images_when_threads_share_it(self, store: Store) -> None:
         images = copies(4, (1, 1, 1, 4, 5))
         with open_images(store(images)) as source, ThreadPoolExecutor(4) as threads:
             assert all_same(list(threads.map(source.read, [*range(4)] * 20)), images * 20)
