@@ -56,8 +56,8 @@ class MaskedSamples:
         crops = self.background.crops
         fields = crops.corners[0, positions]
         have_objects = np.ones(len(positions), np.bool_)
-        for field in np.unique(fields).tolist():
-            indices = np.flatnonzero(fields == field)
+        order = np.argsort(fields, kind="stable")
+        for indices in filter(len, np.split(order, np.flatnonzero(np.diff(fields[order])) + 1)):
             samples = positions[indices].tolist()
             masks = self._masks(samples, crops.take(samples), np.empty)
             for index, position, mask in zip(indices.tolist(), samples, masks, strict=True):
