@@ -84,6 +84,11 @@ def image_bytes(shapes: Array, dtypes: Sequence[np.dtype[Any]]) -> Array:
     return sizes
 
 
+def sum_bytes(sizes_bytes: Array) -> int:
+    """Return the sum of int64 sizes as Python's int, because invalid shapes in many images exceed int64."""
+    return (int((sizes_bytes >> 32).sum()) << 32) + int((sizes_bytes & 0xFFFF_FFFF).sum())
+
+
 def split_by_bytes(sizes_bytes: Array, max_bytes: int) -> Iterator[slice]:
     """Yield slices of consecutive items; each slice has at most ``max_bytes`` in total, or is one larger item."""
     ends, start = sizes_bytes.cumsum(), 0

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omearrow_ds import FORMATS, resources
-from omearrow_ds.resources import _left_by_groups, _quotas, available_cores, split_by_bytes
+from omearrow_ds.resources import _left_by_groups, _quotas, available_cores, split_by_bytes, sum_bytes
 from tests.support.strategies import FEW_FORMATS, FOLDERS
 
 HERE = [fmt.name for fmt in FORMATS if fmt.missing_backend is None]
@@ -176,6 +176,11 @@ def test_cores_are_those_of_the_control_group(groups, monkeypatch):
     assert available_cores() == 5
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert available_cores() == 1
+
+
+@given(st.lists(st.integers(0, 2**63 - 1)))
+def test_sum_bytes_exceeds_int64(sizes):
+    assert sum_bytes(np.array(sizes, np.int64)) == sum(sizes)
 
 
 @given(st.lists(st.integers(0, 9)), st.integers(0, 20))

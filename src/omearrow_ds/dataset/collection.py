@@ -26,7 +26,7 @@ from omearrow_ds.kernels.crops import assemble, crop
 from omearrow_ds.kernels.gather import DecodedRows, fill_in_threads
 from omearrow_ds.kernels.scaling import FLOAT32, Array, Divisor, Scaling, scale
 from omearrow_ds.kernels.stacks import page_thread, request_files
-from omearrow_ds.resources import image_bytes, preload_limit_bytes
+from omearrow_ds.resources import image_bytes, preload_limit_bytes, sum_bytes
 from omearrow_ds.storage.extents import Shape
 from omearrow_ds.storage.formats._base import Images
 from omearrow_ds.storage.formats._columns import ColumnReader
@@ -108,7 +108,7 @@ class Collection(StoredImages):
 
     @property
     def nbytes(self) -> int:
-        return int(self.image_bytes.sum())
+        return sum_bytes(self.image_bytes)
 
     def __len__(self) -> int:
         return len(self.shapes if self.crops is None else self.crops)

@@ -32,6 +32,7 @@ from omearrow_ds.dataset.stored_images import CacheInfo, PreloadOptions, copy_wi
 from omearrow_ds.dataset.targets import ChosenClasses, Classes, Target, Targets
 from omearrow_ds.errors import ArgumentError, ImageIndexError, OMEArrowDSError
 from omearrow_ds.options import SampleSettings, check_integer, refuse_unknown
+from omearrow_ds.resources import sum_bytes
 from omearrow_ds.storage.collection_source import CollectionSource
 from omearrow_ds.storage.fields import warn_of_layout
 from omearrow_ds.storage.formats._pictures import Pictures, as_html, kinds, shapes
@@ -308,7 +309,7 @@ class StoredSamples(Dataset[Any]):
         """Size in bytes of all decoded images."""
         if self._picked is None:
             return self._collection.nbytes
-        return int(self._collection.image_bytes[np.unique(self.fields)].sum())
+        return sum_bytes(self._collection.image_bytes[np.unique(self.fields)])
 
     @property
     def preload_bytes(self) -> int:
@@ -641,7 +642,7 @@ class StoredSamples(Dataset[Any]):
             ("path", str(collection.path)),
             ("images", shapes(collection.shapes[fields])),
             ("dtype", kinds(collection.dtypes[field].name for field in fields.tolist())),
-            ("pixels", f"{access}, {size(int(collection.image_bytes[fields].sum()))} decoded"),
+            ("pixels", f"{access}, {size(sum_bytes(collection.image_bytes[fields]))} decoded"),
             ("sample", f"{collection.axes} {shape}"),
             ("transform", "" if transform is None else f"{reprlib.repr(transform)}; images are shown without it"),
             ("masks", "" if masks is None else f"{masks.collection.path}; images are shown without them"),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Unpack
 import numpy as np
 
 from omearrow_ds.errors import FormatError, ImageColumnError, MissingPathError, OMEArrowDSError
-from omearrow_ds.resources import available_bytes, image_bytes, preload_limit_bytes
+from omearrow_ds.resources import available_bytes, image_bytes, preload_limit_bytes, sum_bytes
 from omearrow_ds.storage import fields
 from omearrow_ds.storage.formats._base import Images, outline_of, stored_size
 from omearrow_ds.storage.formats._image_columns import ImagesOf
@@ -133,7 +133,7 @@ def _described(path: Paths, format_name: str | None, opening: OpenOptions, *, re
         except OSError as error:
             raise FormatError(f"changed while it was read: {error}", path=header.path, remedy="try again") from error
         outline, free_bytes = outline_of(source), available_bytes()
-        decoded_bytes = int(image_bytes(header.shapes, header.dtypes).sum())
+        decoded_bytes = sum_bytes(image_bytes(header.shapes, header.dtypes))
         return Description(
             str(header.path),
             header.format.name,

@@ -6,11 +6,20 @@ import threading
 from itertools import product
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tifffile
 import torch
 
-from omearrow_ds import FormatError, OMEArrowDataLoader, OMEArrowDataset, OMEArrowDatasetNumpy, write_images
+from omearrow_ds import (
+    FormatError,
+    MemoryLimitError,
+    OMEArrowDataLoader,
+    OMEArrowDataset,
+    OMEArrowDatasetNumpy,
+    write_images,
+)
 from omearrow_ds.storage import byte_source
 from omearrow_ds.storage.formats import _folder
 from tests.conftest import needs
@@ -127,3 +136,18 @@ def test_a_truncated_file_is_an_error_when_it_was_cut_after_opening(tmp_path, mo
         OMEArrowDataset(path, preload=False, axes="CYX").__getitems__(list(range(COUNT)))
     with raises(FormatError, path=largest, remedy=False):
         dataset.__getitems__(list(range(COUNT)))
+
+
+def test_sizes_are_exact_when_invalid_shapes_exceed_int64(tmp_path):
+    path, num_bytes = tmp_path / "images.parquet", 16 * 2**29 * (2**28 - 1) * 8
+    write_images([np.zeros((2, 3))] * 16, path)
+    table = pq.read_table(path)
+    records = table["ome_image"].to_pylist()
+    for record in records:
+        record["pixels_meta"] |= {"size_x": 2**29, "size_y": 2**28 - 1}
+    pq.write_table(table.set_column(0, table.schema.field(0), pa.array(records, table.schema.field(0).type)), path)
+    dataset = OMEArrowDataset(path, preload=False)
+    assert dataset.nbytes == dataset.preload_bytes == num_bytes > 2**63
+    assert "PB decoded" in dataset._repr_html_()
+    with raises(MemoryLimitError, path=path, mentions=f"{num_bytes:,}"):
+        OMEArrowDataset(path)
