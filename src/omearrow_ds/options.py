@@ -13,6 +13,7 @@ from dataclasses import Field, dataclass, field
 from functools import cache, partial
 from math import inf
 from numbers import Real
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Self
 
 from omearrow_ds.errors import ArgumentError
@@ -100,6 +101,13 @@ def check_names(name: str, value: Any, allowed: str, count: int | None = None, *
     return names
 
 
+def check_path(name: str, value: Any) -> Path:
+    """Return a string or path as `Path`, or raise `ArgumentError`."""
+    if not isinstance(value, str | os.PathLike):
+        refuse_value(name, value, allowed="a path", remedy="pass a string or a Path")
+    return Path(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class OptionRecord:
     """Base class of records with checked values; ``chosen`` are those that differ from their defaults."""
@@ -175,10 +183,12 @@ def _checked(declared: Field[Any], value: Any) -> Any:
         remedy = "pass e.g. 20e9 for 20 GB"
     elif rule.minimum is not None:
         return check_integer(name, value, rule.minimum, f"a whole number from {rule.minimum}{or_none}")
-    elif rule.kind == "text" and not isinstance(value, str | os.PathLike):
-        allowed = f"a string{or_none}"
+    elif rule.kind in ("text", "folder") and not isinstance(value, str | os.PathLike):
+        allowed = f"a {'string' if rule.kind == 'text' else 'path'}{or_none}"
     elif rule.kind == "selection" and not isinstance(value, Mapping):
         allowed = "a mapping of axes, e.g. {'C': [0, 2]}"
+    elif rule.kind == "formats" and (isinstance(value, str) or not isinstance(value, Iterable)):
+        allowed = f"a list of names of formats{or_none}"
     elif rule.kind == "task":
         whole = isinstance(value, Sequence) and [type(number) for number in value] == [int, int]
         if not whole or not 1 <= value[0] <= value[1]:

@@ -47,10 +47,7 @@ def space_on_disk(path: Path, files: Iterable[Path]) -> tuple[int, int]:
 
 
 def end_with_parent() -> None:
-    """End this worker when the process that created it ends, also if that is killed.
-
-    The parent in the system may be another one: a fork server, which waits for all workers.
-    """
+    """End this worker when its creator ends, which may not be its parent in the system: a fork server waits for all."""
     parent = parent_process()
 
     def wait() -> None:

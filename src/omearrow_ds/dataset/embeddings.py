@@ -17,6 +17,7 @@ import torch
 from omearrow_ds.axes import Array
 from omearrow_ds.dataset.samples import StoredSamples
 from omearrow_ds.errors import ArgumentError, MetadataError, WriteError
+from omearrow_ds.options import check_path
 from omearrow_ds.storage.protocol import StrPath
 from omearrow_ds.storage.publish import check_target, publish
 from omearrow_ds.storage.writing import Columns, as_table
@@ -81,7 +82,7 @@ def write_embeddings(
     >>> pq.read_table("profiles.parquet").column_names
     ['image_id', 'Embedding_0000', 'Embedding_0001', 'Embedding_0002']
     """
-    target, subject = Path(path), str(path)
+    target, subject = check_path("path", path), str(path)
     check_target(target, overwrite=overwrite, is_file=True)
     if not isinstance(prefix, str):
         raise ArgumentError(option="prefix", value=prefix, allowed="a string")

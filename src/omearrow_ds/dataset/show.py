@@ -18,7 +18,7 @@ import numpy as np
 from omearrow_ds.axes import AXES, Array
 from omearrow_ds.dataset.split import checked_seed
 from omearrow_ds.errors import ArgumentError, BackendError
-from omearrow_ds.options import SampleSettings, check_integer, refuse_unknown, refuse_value
+from omearrow_ds.options import SampleSettings, check_integer, check_path, refuse_unknown, refuse_value
 from omearrow_ds.storage.collection_source import CollectionSource
 from omearrow_ds.storage.formats._columns import unknown_column
 from omearrow_ds.storage.formats._folder import natural_key
@@ -171,7 +171,7 @@ def show(
         raise BackendError("show: Pillow is not installed; run pip install 'omearrow-ds[show]'")
     number = check_integer("sample", sample, 1, f"a number of images from 1 to {_MOST_IMAGES:,}", _MOST_IMAGES)
     random = np.random.RandomState(checked_seed(seed))  # Its stream is frozen, unlike that of a Generator.
-    target = None if out is None else Path(out).absolute()
+    target = None if out is None else check_path("out", out).absolute()
     if target is not None:
         if target.suffix.lower() != ".png":
             refuse_value("out", out, allowed="a path that ends in .png")

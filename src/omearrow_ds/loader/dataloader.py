@@ -107,7 +107,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
         _refuse_path(dataset)
         settings = resolve(dataset, batch_size, num_workers, device, kwargs, collate, shuffle_fields)
         chosen = {name: setting.value for name, setting in settings.items() if name not in _OURS}
-        super().__init__(dataset, batch_size, **chosen)
+        super().__init__(dataset, settings["batch_size"].value, **chosen)
         self.device = settings["device"].value
         self._settings = settings
         self._raw_transfer: RawTransfer | None = None
@@ -345,10 +345,9 @@ class OMEArrowDataLoader(DataLoader[Any]):
 def _refuse_path(dataset: Any) -> None:
     """Raise `ArgumentError` for a path, source, class or other object that has no samples."""
     has_samples = hasattr(type(dataset), "__getitem__") or hasattr(dataset, "__getitems__")
-    is_other = isinstance(dataset, str | bytes | os.PathLike | type)
-    if is_other or not (has_samples or isinstance(dataset, IterableDataset)):
-        allowed, remedy = "a dataset or a sequence of samples", "open a collection with OMEArrowDataset(path) first"
-        refuse_value("dataset", dataset, remedy=remedy, allowed=allowed)
+    if not has_samples or isinstance(dataset, str | bytes | os.PathLike | type):
+        remedy = "open a collection with OMEArrowDataset(path) first"
+        refuse_value("dataset", dataset, "", remedy, allowed="a dataset or a sequence of samples")
 
 
 def _can_read_ahead(sampler: Any, dataset: Any) -> bool:

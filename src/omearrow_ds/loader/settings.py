@@ -73,6 +73,7 @@ def resolve(
 ) -> Settings:
     """Return every setting and its reason, as passed or derived from dataset, machine and ranks."""
     refuse_mixed_classes(dataset)
+    batch_size = None if batch_size is None else check_integer("batch_size", batch_size, 1)
     settings = {name: Setting(value, _GIVEN) for name, value in keywords.items()}
     settings |= {"batch_size": Setting(batch_size, _GIVEN), "device": _device(device)}
     passed = {name: value for name, value in keywords.items() if value is not None}

@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from omearrow_ds.codec import encode as codec
 from omearrow_ds.errors import ColumnError, FormatError, MissingPathError, OMEArrowDSError, PathExistsError, WriteError
-from omearrow_ds.options import WriteSettings
+from omearrow_ds.options import WriteSettings, check_names
 from omearrow_ds.resources import image_bytes, split_by_bytes
 from omearrow_ds.storage.concat import Index, Open
 from omearrow_ds.storage.formats import default_part_bytes
@@ -244,7 +244,7 @@ def _write_in_worker(pickled: bytes, number: int) -> object:
 
 def make_parts(material: Material, target: Target, settings: WriteSettings, open_part: Open) -> PartsTarget:
     """Write the missing parts of a new or unfinished collection, or those in the share of ``settings.task``."""
-    group_by = (settings.group_by,) if isinstance(settings.group_by, str) else tuple(settings.group_by or ())
+    group_by = tuple(check_names("group_by", settings.group_by, "distinct column names")) if settings.group_by else ()
     options = PartitionOptions(
         settings.part_bytes or default_part_bytes(target.format), settings.shuffle_seed, group_by
     )

@@ -17,7 +17,7 @@ from typing import Any, Literal, Unpack
 import pyarrow.compute as pc
 
 from omearrow_ds.errors import ArgumentError, ColumnError, ImageColumnError, MissingPathError, PathExistsError
-from omearrow_ds.options import OpenSettings, WriteSettings, refuse_options, refuse_unknown, refuse_value
+from omearrow_ds.options import OpenSettings, WriteSettings, check_path, refuse_options, refuse_unknown, refuse_value
 from omearrow_ds.storage import fields, listed, writing
 from omearrow_ds.storage.collection_source import CollectionSource
 from omearrow_ds.storage.compositions import refuse_label_dtypes, select_rows
@@ -494,6 +494,9 @@ def write_images(
     image-00001 (1, 3, 1, 64, 64) 1
     """
     settings = WriteSettings.take(locals())
+    check_path("path", path)
+    if isinstance(images, str | os.PathLike) or not isinstance(images, Iterable):
+        refuse_value("images", images, "", "write a path or source with convert()", allowed="arrays")
     subject = str(path)
     ids = None if image_ids is None else writing.distinct_ids(image_ids, subject)
     described = writing.describe_images(images, axes, ids, metadata, subject)
@@ -585,6 +588,7 @@ def convert(
     OME-Zarr 10
     """
     settings = WriteSettings.take(locals())
+    check_path("dst", dst)
     refuse_unknown(opening, OpenOptions.__annotations__, convert)
     if is_path(src):
         fields.warn_of_layout(src, opening)
@@ -668,6 +672,7 @@ def publish(path: StrPath, *, storage: Storage | None = None) -> None:
     ...     print(len(source))
     10
     """
+    check_path("path", path)
     parts_target(path, storage).publish()
 
 

@@ -149,6 +149,17 @@ def test_loader_accepts_sequences_of_samples(samples):
     assert [tuple(batch.shape) for batch in OMEArrowDataLoader(samples, 2)] == [(2, 2, 2), (1, 2, 2)]
 
 
+@pytest.mark.parametrize("size", ["4", 0, 2.0, True], ids=repr)
+def test_loader_refuses_a_batch_size_that_is_not_a_whole_number(numbers, size):
+    with raises(ArgumentError, "batch_size", mentions="whole number from 1", remedy=False):
+        OMEArrowDataLoader(numbers, size)
+
+
+def test_loader_accepts_numpy_integers_as_batch_size(numbers):
+    loader = OMEArrowDataLoader(numbers, np.int64(4))
+    assert (type(loader.batch_size), len(loader)) == (int, 6)
+
+
 @pytest.mark.parametrize(
     ("name", "nearest"), [("batchsize", "batch_size"), ("shufle", "shuffle"), ("qqq", "num_workers")]
 )
