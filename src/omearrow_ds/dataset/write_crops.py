@@ -88,8 +88,8 @@ def write_crops(
     fields
         Path of a collection, or an open source.
     objects, crop_size, center, box, pad
-        See `OMEArrowDataset`. With ``pad="drop"``, a warning counts the objects that are left out. With ``None``,
-        another one counts crops that are larger than their field.
+        See `OMEArrowDataset`. A warning counts the objects that ``pad="drop"`` leaves out, or with ``None`` the crops
+        that are larger than their field.
     dst, format, encoding, compression, rows_per_group, chunk_shape, checksum, progress, overwrite
         See `write_images`.
     part_bytes, shuffle_seed, group_by, executor, on_error, task, target_storage
