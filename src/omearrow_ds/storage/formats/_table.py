@@ -173,6 +173,7 @@ class StoredTable(ABC):
     header: TableHeader
     is_placed = False  # Whether every image is known to be plainly stored, so that only the pixel leaf is fetched.
     is_wide = False  # Whether columns are read on request.
+    _read_info: pa.Table | None = None
 
     def __init__(self, guard: FileGuard, options: TableOptions) -> None:
         self.guard, self.path, self.options, self.objects = guard, guard.path, options, options.objects
@@ -191,11 +192,14 @@ class StoredTable(ABC):
         ``info_fields``. Those of a null image are null. A format without the option ``look`` may leave out ``names``.
         """
 
-    @cached_property
+    @property
     def _info(self) -> pa.Table:
         """All fields of the image column without pixels, read at the first use of metadata."""
-        column = self.header.column
-        return self.read_again(lambda: self.read_fields(column, column.info_fields)[0])
+        # Two threads may both read it: a child forked meanwhile would wait for ever for a lock of `cached_property`.
+        if self._read_info is None:
+            column = self.header.column
+            self._read_info = self.read_again(lambda: self.read_fields(column, column.info_fields)[0])
+        return self._read_info
 
     def read_again(self, read: Callable[[], pa.Table]) -> pa.Table:
         """Return what ``read`` returns after opening, one row per image; raise `FormatError` if the file changed."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from omearrow_ds import ArgumentError, FormatError, OMEArrowDataset, open_images
+from omearrow_ds.codec import schema
 from omearrow_ds.storage.formats import parquet
 from tests.support.errors import raises
 from tests.support.sources import all_read
@@ -64,28 +66,31 @@ def test_datasets_locate_pixels_before_workers_are_forked(stored):
     assert vars(dataset.source.images.table)["_located_leaf"].chunks
 
 
-def test_locating_pixels_of_one_file_does_not_block_others(stored, tmp_path, monkeypatch):
+@pytest.mark.parametrize("method", ["_find_pixel_leaf", "read_again"])
+def test_first_use_of_one_file_does_not_block_others(stored, monkeypatch, method):
     """A process that is forked meanwhile must not inherit a lock that no thread of it releases."""
     path, images = stored("parquet", images_of(MANY)), images_of(MANY)
     slow, other = open_images(path), open_images(path)
-    begun, released, find = threading.Event(), threading.Event(), parquet.ParquetTable._find_pixel_leaf
+    begun, released, use = threading.Event(), threading.Event(), getattr(parquet.ParquetTable, method)
 
-    def find_slowly(source, paths):
-        if source is slow.images.table:
+    def use_slowly(table, *options):
+        if table is slow.images.table:
             begun.set()
             assert released.wait(60)
-        return find(source, paths)
+        return use(table, *options)
 
-    monkeypatch.setattr(parquet.ParquetTable, "_find_pixel_leaf", find_slowly)
-    thread = threading.Thread(target=slow.read, args=(0,))
-    thread.start()
-    assert begun.wait(60)
-    try:
-        assert all_read(other, images)
-    finally:
-        released.set()
-        thread.join()
-    assert all_read(slow, images)
+    def reads(source):
+        return all_read(source, images) and source.metadata(0) == schema.normalize_metadata(None, 0, "")
+
+    monkeypatch.setattr(parquet.ParquetTable, method, use_slowly)
+    with ThreadPoolExecutor(2) as threads:
+        try:
+            reading = threads.submit(reads, slow)
+            assert begun.wait(60)
+            assert threads.submit(reads, other).result(60)
+        finally:
+            released.set()
+        assert reading.result(60)
 
 
 @pytest.mark.parametrize("names", [5, [], ["ome_image", "ome_image"], ["ome_image", 3]], ids=str)
