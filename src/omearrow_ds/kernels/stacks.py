@@ -10,7 +10,7 @@ import mmap
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, thread
 from resource import RUSAGE_SELF, getrusage
 from time import monotonic_ns
 from typing import Any, NamedTuple
@@ -426,7 +426,7 @@ class PageThread:
     """Thread that requests pages, and maps those of the last request while the program uses a batch.
 
     A request takes as long as scaling an image of its size, and so do the page faults of an image in the page cache.
-    Mapping waits for the disk, so it ends before the next request.
+    Mapping waits for the disk, so it ends before the next request, and at exit.
     """
 
     def __init__(self) -> None:
@@ -445,7 +445,7 @@ class PageThread:
 
     def _map(self, ranges: Array) -> None:
         for address, num_bytes in ranges.tolist():
-            if self._requested is not ranges:
+            if self._requested is not ranges or thread._shutdown:  # noqa: SLF001  # An exit waits for this thread.
                 return
             _libc().madvise(address, num_bytes, _MADV_POPULATE_READ)  # Only advice, as in `request_pages`.
         self._requested = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import ctypes
 import gc
 import mmap
@@ -12,6 +13,7 @@ from itertools import product
 from pathlib import Path
 from resource import RUSAGE_THREAD, getrusage
 from time import monotonic, sleep
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from hypothesis import strategies as st
 from omearrow_ds import OMEArrowDataLoader, OMEArrowDataset, convert, open_images, write_images
 from omearrow_ds.kernels import stacks as stacks_module
 from omearrow_ds.kernels.stacks import (
+    PageThread,
     Prefixes,
     Stacks,
     _page_ranges_of_images,
@@ -275,6 +278,22 @@ def test_pages_of_the_last_request_are_mapped_before_they_are_read(tmp_path):
             )
             faults.append(faults_of_touching(address, num_pages, ranges if is_mapped else None))
     assert faults[1] < faults[0] / 2
+
+
+def test_an_exit_does_not_wait_for_the_pages_of_a_batch(monkeypatch):
+    """Regression: the program waited until a slow disk had read the next batch."""
+    mapped, pages = [], PageThread()
+
+    def exit_meanwhile(address, *_):
+        mapped.append(address)
+        monkeypatch.setattr(concurrent.futures.thread, "_shutdown", True)  # As Python does before it joins threads.
+
+    monkeypatch.setattr(stacks_module, "_libc", lambda: SimpleNamespace(madvise=exit_meanwhile))
+    monkeypatch.setattr(stacks_module, "request_pages", lambda _: None)
+    pages.request(np.array([[PAGE, PAGE], [2 * PAGE, PAGE], [3 * PAGE, PAGE]]))
+    pages.map_requested()
+    pages._executor.shutdown()
+    assert mapped == [PAGE]
 
 
 ONE_OF_EACH = [("arrow", "batch"), ("parquet", "sample"), ("lance", "crops")]
