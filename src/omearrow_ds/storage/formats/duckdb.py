@@ -239,7 +239,12 @@ class DuckDBTable(StoredTable):
         del names
         image = identifier(column.name)
         listed = ", ".join(f"{image}.{field} AS {field}" for field in map(identifier, fields))
-        return self._query(f"SELECT {listed}", f"ORDER BY {self._row_number}"), pa.table({})
+        is_frugal = self._frugal
+        table = self._query(f"SELECT {listed}", f"ORDER BY {self._row_number}")
+        if self._frugal != is_frugal:  # Large metadata may need more memory than images.
+            self._frugal = is_frugal
+            self.close()
+        return table, pa.table({})
 
     def read_columns(self, names: list[str]) -> pa.Table:
         return self._query(f"SELECT {', '.join(map(identifier, names))}", f"ORDER BY {self._row_number}")

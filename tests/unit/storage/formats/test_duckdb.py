@@ -311,3 +311,16 @@ def test_zstd_is_smaller_and_has_no_key(fresh):
     assert not open_images(paths["zstd"]).images.table._keyed
     with database(paths["zstd"]) as connection:
         assert connection.sql("SHOW TABLES").fetchall() == [("images",)]
+
+
+def test_large_metadata_leaves_the_memory_limit_of_images(tmp_path, monkeypatch):
+    """Regression: DuckDB cached all images that were read after metadata that exceeded the limit."""
+    images, path = images_of([((1, 1, 1, 4, 5), "uint8")] * 200), tmp_path / "images.duckdb"
+    names = [str(number) * 50_000 for number in range(200)]
+    write_images(images, path, metadata=[{"name": name} for name in names])
+    monkeypatch.setattr(duckdb_format.DuckDBTable, "_working_bytes", lambda _: 2**23)
+    source = open_images(path)
+    assert source.metadata(7)["name"] == names[7]
+    connection = source.images.table._connection.get()
+    assert connection.sql("SELECT current_setting('memory_limit')").fetchall() == [("8.0 MiB",)]
+    assert all_same(source.take([0, 199]), [images[0], images[199]])
