@@ -103,7 +103,9 @@ class OMEArrowDataLoader(DataLoader[Any]):
         shuffle_fields: int | None = None,
         **kwargs: Any,
     ) -> None:
-        refuse_unknown(kwargs, inspect.signature(DataLoader).parameters, OMEArrowDataLoader)
+        known = inspect.signature(DataLoader).parameters
+        if "batch_size" in known:  # A framework may have replaced its constructor by one with any keywords.
+            refuse_unknown(kwargs, known, OMEArrowDataLoader)
         _refuse_path(dataset)
         settings = resolve(dataset, batch_size, num_workers, device, kwargs, collate, shuffle_fields)
         chosen = {name: setting.value for name, setting in settings.items() if name not in _OURS}

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, RandomSampler, Subset
 
 import omearrow_ds.loader.settings
 from omearrow_ds import ArgumentError, OMEArrowDataLoader, OMEArrowDataset, convert, open_images, write_images
@@ -158,6 +158,17 @@ def test_loader_refuses_a_batch_size_that_is_not_a_whole_number(numbers, size):
 def test_loader_accepts_numpy_integers_as_batch_size(numbers):
     loader = OMEArrowDataLoader(numbers, np.int64(4))
     assert (type(loader.batch_size), len(loader)) == (int, 6)
+
+
+def test_keywords_of_torch_pass_a_constructor_that_a_framework_replaced(numbers, monkeypatch):
+    construct = DataLoader.__init__
+
+    def replaced(*args, **kwargs):
+        construct(*args, **kwargs)
+
+    monkeypatch.setattr(DataLoader, "__init__", replaced)
+    loader = OMEArrowDataLoader(numbers, 4, shuffle=True, num_workers=0)
+    assert isinstance(loader.sampler, RandomSampler)
 
 
 @pytest.mark.parametrize(
