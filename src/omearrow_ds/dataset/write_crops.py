@@ -22,7 +22,7 @@ from omearrow_ds.dataset.collection import Collection
 from omearrow_ds.dataset.crop_boxes import Boxes, make_crops
 from omearrow_ds.dataset.stored_images import PreloadOptions
 from omearrow_ds.errors import ArgumentError, PathExistsError
-from omearrow_ds.options import SampleSettings, WriteSettings, refuse_unknown
+from omearrow_ds.options import SampleSettings, WriteSettings, check_path, refuse_unknown
 from omearrow_ds.resources import split_by_bytes
 from omearrow_ds.storage.concat import Index
 from omearrow_ds.storage.formats._base import Array, Images
@@ -121,6 +121,7 @@ def write_crops(
     settings = WriteSettings.take(locals())
     refuse_unknown(opening, OpenOptions.__annotations__, write_crops)
     of_objects = ObjectSettings.take(opening, objects)
+    check_path("dst", dst)
     target = Target.choose(dst, format, settings)
     if isinstance(objects, str | os.PathLike) and Path(objects).resolve() == target.path.resolve():
         raise PathExistsError(f"{dst}: the target is the table of objects; choose another path")

@@ -106,7 +106,7 @@ class OMEArrowDataLoader(DataLoader[Any]):
         known = inspect.signature(DataLoader).parameters
         if "batch_size" in known:  # A framework may have replaced its constructor by one with any keywords.
             refuse_unknown(kwargs, known, OMEArrowDataLoader)
-        _refuse_path(dataset)
+        _check_dataset(dataset)
         settings = resolve(dataset, batch_size, num_workers, device, kwargs, collate, shuffle_fields)
         chosen = {name: setting.value for name, setting in settings.items() if name not in _OURS}
         super().__init__(dataset, settings["batch_size"].value, **chosen)
@@ -344,8 +344,8 @@ class OMEArrowDataLoader(DataLoader[Any]):
         return "\n".join([f"<{type(self).__name__} of {self.dataset!r}", *lines]) + ">"
 
 
-def _refuse_path(dataset: Any) -> None:
-    """Raise `ArgumentError` for a path, source, class or other object that has no samples."""
+def _check_dataset(dataset: Any) -> None:
+    """Raise `ArgumentError` for an object without samples, such as a path or source."""
     has_samples = hasattr(type(dataset), "__getitem__") or hasattr(dataset, "__getitems__")
     if not has_samples or isinstance(dataset, str | bytes | os.PathLike | type):
         remedy = "open a collection with OMEArrowDataset(path) first"

@@ -30,7 +30,7 @@ from omearrow_ds.loader.position import EpochProgress, LoaderPosition
 from omearrow_ds.loader.worker_processes import PickledCall
 
 _SEED_BYTES = 32
-_MAPPING_NS = 10**6  # Time that the program uses a batch, from which pages of the next one are mapped meanwhile.
+_MAPPING_NS = 10**6  # Pages of the next batch are mapped if the program used the last one for at least this time.
 Prepare = Callable[[Any], None]  # Called with an `EpochIterator`.
 _numpy: Any = np.random  # Its stubs lack some functions.
 
@@ -80,7 +80,7 @@ class EpochIterator:
         if not self._is_ready and self._prepare is not None:
             self._is_ready = True
             self._prepare(self)
-        # Of batches that follow at once, mapping pages would take the interpreter lock.
+        # If the next batch follows at once, a thread that maps pages would delay it by taking the interpreter lock.
         is_used = self._returned_ns > 0 and monotonic_ns() - self._returned_ns > _MAPPING_NS
         with self._in_use:
             if not self._is_ready:

@@ -23,7 +23,7 @@ from omearrow_ds.axes import Array, to_tczyx
 from omearrow_ds.codec import encode as codec
 from omearrow_ds.codec import schema
 from omearrow_ds.errors import ArgumentError, ImageError, MetadataError, OMEArrowDSError, PathExistsError, WriteError
-from omearrow_ds.options import PARTS, WriteSettings, check_path, refuse_options, refuse_value
+from omearrow_ds.options import PARTS, WriteSettings, refuse_options, refuse_value
 from omearrow_ds.storage.formats import CHUNK_PREFIX, Format, format_of_target, formats, get_format
 from omearrow_ds.storage.formats._columns import plain_columns, refuse_extensions, refuse_types
 from omearrow_ds.storage.formats._error_translation import first_line, is_panic, is_stop, refuse_odd_name
@@ -132,7 +132,6 @@ class Target:
     @classmethod
     def choose(cls, path: str | os.PathLike[str], format_name: str | None, settings: WriteSettings) -> Target:
         """Check all options and return the target; for a collection in parts, ``format`` is the format of the parts."""
-        check_path("dst", path)
         target_path: Path = url_of(path) or Path(path)
         refuse_odd_name(target_path)
         storage, overwrite = settings.target_storage, settings.overwrite

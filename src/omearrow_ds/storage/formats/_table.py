@@ -173,7 +173,7 @@ class StoredTable(ABC):
     header: TableHeader
     is_placed = False  # Whether every image is known to be plainly stored, so that only the pixel leaf is fetched.
     is_wide = False  # Whether columns are read on request.
-    _read_info: pa.Table | None = None
+    _cached_info: pa.Table | None = None
 
     def __init__(self, guard: FileGuard, options: TableOptions) -> None:
         self.guard, self.path, self.options, self.objects = guard, guard.path, options, options.objects
@@ -188,21 +188,22 @@ class StoredTable(ABC):
     ) -> tuple[pa.Table, pa.Table]:
         """Return fields of an image column, and the other columns ``names``.
 
-        ``fields`` are the column's ``header_fields``, of which leaves for other purposes may be missing, or its
-        ``info_fields``. Those of a null image are null. A format without the option ``look`` may leave out ``names``.
+        ``fields`` are the column's ``info_fields``, or its ``header_fields``; only the leaves of the latter with id,
+        shape, dtype and chunk order are required. The fields of a null image are null. A format without the option
+        ``look`` may leave out ``names``.
         """
 
     @property
     def _info(self) -> pa.Table:
         """All fields of the image column without pixels, read at the first use of metadata."""
         # Two threads may both read it: a child forked meanwhile would wait for ever for a lock of `cached_property`.
-        if self._read_info is None:
+        if self._cached_info is None:
             column = self.header.column
-            self._read_info = self.read_again(lambda: self.read_fields(column, column.info_fields)[0])
-        return self._read_info
+            self._cached_info = self.read_later(lambda: self.read_fields(column, column.info_fields)[0])
+        return self._cached_info
 
-    def read_again(self, read: Callable[[], pa.Table]) -> pa.Table:
-        """Return what ``read`` returns after opening, one row per image; raise `FormatError` if the file changed."""
+    def read_later(self, read: Callable[[], pa.Table]) -> pa.Table:
+        """Read a table with one row per image after opening; raise `FormatError` if the file changed since then."""
         num_images = len(self.header.image_ids)
         self.guard.refuse_changed()
         with self.guard.interpreting():
@@ -307,7 +308,7 @@ class TableImages(Images):
             raise FormatError(f"{path}: {problem}; rename one")
         names = table.schema.names if options.with_columns else []
         others = list(filterfalse(with_images.__contains__, names))
-        early_names = columns_at_once(others)  # Other columns are read on request.
+        early_names = columns_at_once(others)  # The others of a wide table are read on request.
         is_at_once = early_names is others
         look = options.look and is_at_once
         info, early = table.read_fields(column, column.header_fields, early_names)
@@ -373,7 +374,7 @@ class TableImages(Images):
 def _read_columns(table: StoredTable, names: list[str]) -> pa.Table:
     if not names:
         return pa.table({})
-    return plain_columns(table.read_again(lambda: table.read_columns(names)), str(table.path))
+    return plain_columns(table.read_later(lambda: table.read_columns(names)), str(table.path))
 
 
 def _storage_of(table: StoredTable) -> Stored:

@@ -66,7 +66,7 @@ def test_datasets_locate_pixels_before_workers_are_forked(stored):
     assert vars(dataset.source.images.table)["_located_leaf"].chunks
 
 
-@pytest.mark.parametrize("method", ["_find_pixel_leaf", "read_again"])
+@pytest.mark.parametrize("method", ["_find_pixel_leaf", "read_later"])
 def test_first_use_of_one_file_does_not_block_others(stored, monkeypatch, method):
     """A process that is forked meanwhile must not inherit a lock that no thread of it releases."""
     path, images = stored("parquet", images_of(MANY)), images_of(MANY)
